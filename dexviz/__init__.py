@@ -1,0 +1,71 @@
+"""Attention heads of a language model and of its differential (DEX) variant, side by side.
+
+Public names are resolved when first used, so that `import dexviz` needs neither torch nor triton nor streamlit.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dexviz.adapter import merge as merge
+    from dexviz.errors import (
+        AdapterError as AdapterError,
+        BudgetError as BudgetError,
+        Cancelled as Cancelled,
+        CaptureError as CaptureError,
+        DexvizError as DexvizError,
+        ModelError as ModelError,
+        PromptError as PromptError,
+        SnapshotError as SnapshotError,
+        TrainingError as TrainingError,
+    )
+    from dexviz.fetching import fetch as fetch
+    from dexviz.models import ModelPair as ModelPair, View as View, load_pair as load_pair
+    from dexviz.recorder import capture as capture
+    from dexviz.records import (
+        Capture as Capture,
+        CaptureRequest as CaptureRequest,
+        HeadMap as HeadMap,
+        ProbeResult as ProbeResult,
+        Tokens as Tokens,
+        TopTokens as TopTokens,
+    )
+    from dexviz.snapshot import load_snapshot as load_snapshot, save_snapshot as save_snapshot
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "adapter": ("merge",),
+    "errors": (
+        "AdapterError",
+        "BudgetError",
+        "Cancelled",
+        "CaptureError",
+        "DexvizError",
+        "ModelError",
+        "PromptError",
+        "SnapshotError",
+        "TrainingError",
+    ),
+    "fetching": ("fetch",),
+    "models": ("ModelPair", "View", "load_pair"),
+    "recorder": ("capture",),
+    "records": ("Capture", "CaptureRequest", "HeadMap", "ProbeResult", "Tokens", "TopTokens"),
+    "snapshot": ("load_snapshot", "save_snapshot"),
+}
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+__all__ = ["__version__", *sorted(_MODULE_OF)]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'dexviz' has no attribute {name!r}")
+    value = getattr(import_module(f"dexviz.{_MODULE_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
