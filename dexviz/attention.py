@@ -1,0 +1,303 @@
+"""The one seam: the attention function that transformers calls in every layer.
+
+`register()` puts one function into transformers' AttentionInterface and one into its mask interface, both under the name
+"dexviz". Per call, DEX is applied to the attention output O, and a recorder, if one is active, sees Q, K, V, O and O'.
+Which adapter and which recorder are active travels in a ContextVar: a request changes nothing that others share.
+
+New threads start with an empty context: run a call in another thread through `contextvars.copy_context().run`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.masking_utils import sdpa_mask
+
+from dexviz.dex import DexAdapter, DexOperator
+from dexviz.errors import CaptureError, ModelError
+from dexviz.kernels.softmax import AttentionInputs, MaskSpec, grouped_matmul, row_blocks, softmax_rows
+
+NAME = "dexviz"
+_BLOCK_ROWS = 512
+"""Query rows a block where the mask or the logits keep SDPA from taking the whole layer at once."""
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """One call of one layer's attention, as a recorder sees it. Axes: see `dexviz.kernels.softmax`."""
+
+    module: nn.Module
+    layer: int
+    inputs: AttentionInputs
+    o_BHNE: Tensor
+    """Attention output before DEX."""
+    adapted_BHNE: Tensor
+    """The same tensor object where no head is adapted; O' otherwise."""
+    operator: DexOperator | None
+
+    def probabilities(self) -> Tensor:
+        """Dense attention map, [B, H, N, M]: for tests and short prompts."""
+        x = self.inputs
+        a_BHNM = x.q_BHND.new_zeros((*x.q_BHND.shape[:3], x.k_BGMD.shape[2]), dtype=x.dtype)
+        for start, stop in row_blocks(x.mask.queries, _BLOCK_ROWS):
+            block = softmax_rows(x, start, stop)
+            a_BHNM[:, :, start:stop, block.c0 : block.c1] = block.a_BHRC
+        return a_BHNM
+
+
+Recorder = Callable[[AttentionCall], None]
+
+
+@dataclass(frozen=True)
+class _Pass:
+    adapter: DexAdapter | None
+    recorder: Recorder | None
+
+
+_PASS: ContextVar[_Pass | None] = ContextVar("dexviz_pass", default=None)
+_DEFAULT = "_dexviz_default"
+_SPEC = "_dexviz_spec"
+
+
+@dataclass(frozen=True)
+class _Attached:
+    """Holds an adapter so that nn.Module does not take it for a submodule: it never enters the base's saved state."""
+
+    adapter: DexAdapter
+
+
+@contextmanager
+def active(adapter: DexAdapter | None, recorder: Recorder | None = None) -> Iterator[None]:
+    """Run calls of any model in this context with `adapter` (None: the base) and `recorder`."""
+    token = _PASS.set(_Pass(adapter, recorder))
+    try:
+        yield
+    finally:
+        _PASS.reset(token)
+
+
+def adopt(model: PreTrainedModel) -> None:
+    """Route the model's attention through this seam. Idempotent; weights are untouched.
+
+    Raises:
+        ModelError: transformers cannot change the model's attention implementation.
+    """
+    register()
+    try:
+        model.set_attn_implementation(NAME)
+    except (ValueError, KeyError) as error:
+        raise unsupported(model) from error
+    if not model.__dict__.get("_dexviz_adopted"):
+        model.register_forward_pre_hook(_check_pass, with_kwargs=True)
+        model.register_forward_hook(_tag_cache, with_kwargs=True)
+        model.__dict__["_dexviz_adopted"] = True
+
+
+def attach(model: PreTrainedModel, adapter: DexAdapter | None) -> None:
+    """Make `adapter` what the model runs with outside any request (training, generation); None detaches."""
+    model.__dict__[_DEFAULT] = _Attached(adapter) if adapter is not None else None
+    for module in model.modules():
+        if hasattr(module, "layer_idx"):
+            module.__dict__[_DEFAULT] = model.__dict__[_DEFAULT]
+
+
+def attached(model: nn.Module) -> DexAdapter | None:
+    """The adapter that `attach` set on a model or on one of its attention modules."""
+    holder = model.__dict__.get(_DEFAULT)
+    return holder.adapter if holder is not None else None
+
+
+def unsupported(model: PreTrainedModel) -> ModelError:
+    """The refusal of a family that never calls the attention interface."""
+    family = getattr(model.config, "model_type", type(model).__name__)
+    return ModelError(
+        "a model whose layers all call transformers' AttentionInterface",
+        f"{family}, whose attention does not dispatch through it",
+        "Choose a family that does, such as Llama, Qwen, Mistral, Gemma, Phi, GPT-2, GPT-NeoX, OPT or OLMo.",
+    )
+
+
+def register() -> None:
+    """Put the seam into transformers' attention and mask interfaces. Idempotent."""
+    AttentionInterface.register(NAME, _attention)
+    AttentionMaskInterface.register(NAME, _mask)
+
+
+def _active_adapter(module: nn.Module) -> DexAdapter | None:
+    current = _PASS.get()
+    return attached(module) if current is None else current.adapter
+
+
+def _attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    position_bias: Tensor | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
+    mask, key, value = _described(attention_mask, query, key, value, causal)
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    inputs = AttentionInputs(query, key, value, scale, mask, softcap, s_aux, position_bias)
+    o_BHNE = adapted_BHNE = _output(inputs, dropout)
+    layer = int(module.layer_idx)
+    adapter = _active_adapter(module)
+    operator = adapter.operator(layer) if adapter is not None else None
+    if operator is not None:
+        adapted_BHNE = operator(o_BHNE)
+    current = _PASS.get()
+    if current is not None and current.recorder is not None:
+        current.recorder(AttentionCall(module, layer, inputs, o_BHNE, adapted_BHNE, operator))
+    return adapted_BHNE.transpose(1, 2).contiguous(), None
+
+
+def _described(
+    mask: Tensor | None, query: Tensor, key: Tensor, value: Tensor, causal: bool
+) -> tuple[MaskSpec, Tensor, Tensor]:
+    """The mask as a MaskSpec, and keys and values cropped where they are padded at the end (static caches)."""
+    queries, keys = query.shape[2], key.shape[2]
+    if mask is not None:
+        spec = getattr(mask, _SPEC, None)
+        if spec is not None:
+            return spec, key, value
+        if mask.dtype == torch.uint8:
+            raise ModelError(
+                "attention masks that reach the attention function as the mask interface made them",
+                "one that the model's own code has altered",
+                "Choose another model, or one that leaves masks to transformers.",
+            )
+        dense = mask
+        return MaskSpec(queries, keys, lambda r0, r1, c0, c1: dense[:, :, r0:r1, c0:c1]), key, value
+    if queries == 1 or not causal:
+        return MaskSpec(queries, keys, causal=causal), key, value
+    return MaskSpec(queries, queries), key[:, :, :queries], value[:, :, :queries]
+
+
+def _output(x: AttentionInputs, dropout: float) -> Tensor:
+    """O = A V by SDPA where it computes what the model does, else in row blocks. [B, H, N, E]."""
+    if x.softcap is not None or x.sinks_H is not None or x.bias_BHNM is not None:
+        return torch.cat([_block_output(x, a, b, dropout) for a, b in row_blocks(x.mask.queries, _BLOCK_ROWS)], dim=2)
+    if x.mask.block is None:
+        is_causal = x.mask.causal and x.mask.queries > 1
+        return _sdpa(x, x.q_BHND, slice(None), None, dropout, is_causal)
+    parts = []
+    for start, stop in row_blocks(x.mask.queries, _BLOCK_ROWS):
+        mask, c0, c1 = x.mask.rows(start, stop, x.q_BHND.device)
+        parts.append(_sdpa(x, x.q_BHND[:, :, start:stop], slice(c0, c1), mask, dropout, False))
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
+
+
+def _sdpa(x: AttentionInputs, q_BHRD: Tensor, keys: slice, mask: Tensor | None, dropout: float, is_causal: bool) -> Tensor:
+    k, v = x.k_BGMD[:, :, keys], x.v_BGME[:, :, keys]
+    share = x.groups > 1 and mask is None and k.shape[-1] == v.shape[-1] <= 256
+    if x.groups > 1 and not share:
+        k, v = k.repeat_interleave(x.groups, dim=1), v.repeat_interleave(x.groups, dim=1)
+    return F.scaled_dot_product_attention(
+        q_BHRD, k, v, attn_mask=mask, dropout_p=dropout, scale=x.scale, is_causal=is_causal, enable_gqa=share
+    )
+
+
+def _block_output(x: AttentionInputs, start: int, stop: int, dropout: float) -> Tensor:
+    block = softmax_rows(x, start, stop)
+    a_BHRC = F.dropout(block.a_BHRC, dropout) if dropout else block.a_BHRC
+    return grouped_matmul(a_BHRC.to(x.v_BGME.dtype), x.v_BGME[:, :, block.c0 : block.c1])
+
+
+def _mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int | Tensor = 0,
+    kv_offset: int = 0,
+    mask_function: Callable[..., Tensor] | None = None,
+    attention_mask: Tensor | None = None,
+    local_size: int | None = None,
+    allow_is_causal_skip: bool = True,
+    allow_is_bidirectional_skip: bool = False,
+    use_vmap: bool = False,
+    device: torch.device | str = "cpu",
+    **_: Any,
+) -> Tensor | None:
+    """Describes the mask that transformers' `sdpa_mask` would build; None stands for plain causality or no mask at all.
+
+    transformers and the models pass masks on as 4D tensors, so the description rides on one of one byte's storage.
+    """
+    unpadded = attention_mask is None or bool(attention_mask[:, kv_offset : kv_offset + kv_length].all())
+    windowed = local_size is not None and kv_length >= local_size
+    aligned = q_length in (1, kv_length) or int(q_offset) == 0
+    padded_by_cache = attention_mask is not None and attention_mask.shape[-1] < kv_length + kv_offset
+    if not windowed and unpadded and allow_is_bidirectional_skip and not padded_by_cache:
+        return None
+    if not windowed and unpadded and allow_is_causal_skip and aligned and not (q_length == 1 and padded_by_cache):
+        return None
+
+    def block(r0: int, r1: int, c0: int, c1: int) -> Tensor:
+        return sdpa_mask(
+            batch_size=batch_size,
+            q_length=r1 - r0,
+            kv_length=c1 - c0,
+            q_offset=q_offset + r0,
+            kv_offset=kv_offset + c0,
+            mask_function=mask_function,
+            attention_mask=attention_mask,
+            allow_is_causal_skip=False,
+            use_vmap=use_vmap,
+            device=device,
+        )
+
+    carrier = torch.zeros((), dtype=torch.uint8, device=device).expand(batch_size, 1, q_length, kv_length)
+    setattr(carrier, _SPEC, MaskSpec(q_length, kv_length, block))
+    return carrier
+
+
+def _check_pass(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Before each forward: a cache belongs to one view, and checkpointing recomputes outside the context of a request."""
+    current = _PASS.get()
+    if current is not None and current.adapter is not attached(model):
+        checkpointing = getattr(model, "is_activation_checkpointing", False) and model.training
+        if checkpointing and torch.is_grad_enabled():
+            raise CaptureError(
+                "gradient checkpointing only in the model's default view",
+                "a forward pass in another view with gradients",
+                "Call model.gradient_checkpointing_disable(), or train outside `active(...)`.",
+            )
+    cache = _cache_of(kwargs)
+    owner = getattr(cache, "_dexviz_owner", None)
+    if owner is not None and owner[0] is not _active_adapter(model):
+        raise CaptureError(
+            "a key/value cache that was filled in the same view",
+            "one that another view (base or variant) filled",
+            "Start with a fresh cache, or switch back to the view that filled it.",
+        )
+    _own(cache, model)
+
+
+def _tag_cache(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    """After each forward: a cache that the model made itself belongs to the view that filled it."""
+    _own(_cache_of(output) if hasattr(output, "get") else None, model)
+
+
+def _own(cache: Any, model: nn.Module) -> None:
+    if cache is not None:
+        cache._dexviz_owner = (_active_adapter(model),)
+
+
+def _cache_of(fields: Any) -> Any:
+    """The cache among keyword arguments or output fields; transformers 5 renames it from past_key_values to cache."""
+    found = fields.get("cache")
+    return found if found is not None else fields.get("past_key_values")

@@ -1,0 +1,182 @@
+"""DEX, Differential Extension  (arXiv 2505.16333, Eq. 3-5, Fig. 9, App. B.3 and E).
+
+    O'_h = O_h − λ_l(t) · 1[h ∈ H_l] · O_h W_D,l
+    λ_l(t) = (1 − α)(t/T) λ_init,l + α λ_learn,l,   α = min(1, t/T)
+    λ_init,l = 0.8 − 0.6 · exp(−0.3 · l)            λ_learn starts at 0
+
+Symbols: l layer, h query head, H_l the layer's selected heads, W_D one E × E matrix a layer shared by its selected heads,
+t training step, T annealing length. At t = 0 the variant equals the base bit for bit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dexviz.errors import AdapterError
+from dexviz.kernels.dex import dex_output
+
+
+@dataclass(frozen=True)
+class DexConfig:
+    """What a DEX adapter is, apart from its weights."""
+
+    heads: tuple[tuple[int, ...], ...]
+    """Query heads that are adapted, one tuple a layer; empty where a layer has none."""
+    width: int
+    """Value width E of a head."""
+    query_heads: int
+    """Query heads H a layer."""
+    lambda_init: float | None = None
+    """λ_init of every layer; None for the depth schedule 0.8 − 0.6 · exp(−0.3 · l)."""
+    steps: int = 0
+    """Annealing length T in steps; 0 means that λ = λ_learn from the start."""
+
+    def __post_init__(self) -> None:
+        heads = tuple(tuple(sorted({int(h) for h in layer})) for layer in self.heads)
+        object.__setattr__(self, "heads", heads)
+        for layer, chosen in enumerate(heads):
+            if chosen and not (0 <= chosen[0] and chosen[-1] < self.query_heads):
+                raise AdapterError(
+                    f"heads within 0..{self.query_heads - 1}", f"{list(chosen)} in layer {layer}", "Choose heads that the model has."
+                )
+        if self.width < 1 or self.steps < 0 or not any(heads):
+            raise AdapterError(
+                "a positive width, steps ≥ 0 and at least one selected head",
+                f"width {self.width}, steps {self.steps}, {sum(map(len, heads))} heads",
+                "Correct the DEX configuration.",
+            )
+
+    def initial_lambda(self, layer: int) -> float:
+        """λ_init of a layer."""
+        return 0.8 - 0.6 * math.exp(-0.3 * layer) if self.lambda_init is None else self.lambda_init
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-ready form."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> DexConfig:
+        """Inverse of `to_json`.
+
+        Raises:
+            AdapterError: a field is missing, unknown or out of range.
+        """
+        try:
+            return cls(**data)
+        except TypeError as error:
+            raise AdapterError("a DEX configuration", str(error), "Use an adapter that dexviz wrote.") from error
+
+
+@dataclass
+class Annealing:
+    """Where training stands on the λ schedule: step t of T. T = 0 stands for a finished schedule."""
+
+    step: int
+    steps: int
+
+    @property
+    def alpha(self) -> float:
+        return 1.0 if self.steps == 0 else min(1.0, self.step / self.steps)
+
+
+class DexOperator(nn.Module):
+    """DEX in one layer: W_D, λ, and the heads they act on."""
+
+    def __init__(self, config: DexConfig, layer: int, annealing: Annealing) -> None:
+        super().__init__()
+        self.layer, self.annealing = layer, annealing
+        self.lambda_init = config.initial_lambda(layer)
+        self.w_d = nn.Parameter(torch.empty(config.width, config.width))
+        self.lambda_learn = nn.Parameter(torch.zeros(()))
+        self.heads: Tensor
+        self.register_buffer("heads", torch.tensor(config.heads[layer], dtype=torch.long), persistent=False)
+        nn.init.kaiming_uniform_(self.w_d, a=math.sqrt(5))
+
+    def lam(self) -> Tensor:
+        """λ_l(t), a scalar in float32."""
+        alpha = self.annealing.alpha
+        if alpha >= 1.0:
+            return self.lambda_learn
+        return (1 - alpha) * alpha * self.lambda_init + alpha * self.lambda_learn
+
+    def forward(self, o_BHNE: Tensor) -> Tensor:
+        """O' from O, [B, H, N, E]."""
+        return dex_output(o_BHNE, self.w_d, self.lam(), self.heads)
+
+
+class DexAdapter(nn.Module):
+    """The DEX operators of all layers of one model. Weights stay in float32 and are cast where they are used."""
+
+    def __init__(self, config: DexConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.annealing = Annealing(step=0, steps=config.steps)
+        layers = [i for i, heads in enumerate(config.heads) if heads]
+        self.operators = nn.ModuleDict({str(i): DexOperator(config, i, self.annealing) for i in layers})
+
+    def operator(self, layer: int) -> DexOperator | None:
+        """The layer's operator, or None where no head of it is selected."""
+        name = str(layer)
+        return self.operators[name] if name in self.operators else None  # type: ignore[return-value]
+
+    def lambdas(self) -> list[float]:
+        """λ_l(t) of every layer; 0 where a layer has no operator."""
+        operators = [self.operator(layer) for layer in range(len(self.config.heads))]
+        return [float(op.lam().detach()) if op is not None else 0.0 for op in operators]
+
+    def set_step(self, step: int) -> None:
+        """Move the λ schedule to step t of T."""
+        self.annealing.step = step
+
+
+def top_heads(score_LH: Tensor, per_layer: int | None = None) -> tuple[tuple[int, ...], ...]:
+    """The `per_layer` heads of each layer with the highest score; default max(1, H // 2). Ties go to the lower head.
+
+    Args:
+        score_LH: [L, H], for example the mean attention entropy on calibration text in nats.
+    """
+    count = max(1, score_LH.shape[1] // 2) if per_layer is None else per_layer
+    if not 1 <= count <= score_LH.shape[1]:
+        raise AdapterError(f"1 to {score_LH.shape[1]} heads a layer", str(count), "Change the number of selected heads.")
+    order = torch.argsort(score_LH, dim=1, descending=True, stable=True)[:, :count]
+    return tuple(tuple(sorted(row.tolist())) for row in order)
+
+
+def gains(v_SME: Tensor, w_EE: Tensor, lam: float) -> tuple[Tensor, Tensor]:
+    """Least-squares gain ρ of each adapted value on the value itself, and what it leaves unexplained, ε.
+
+    ρ_j = 1 − λ ⟨v_j W, v_j⟩ / ‖v_j‖²,    ε_j = ‖v_j (I − λW) − ρ_j v_j‖ / ‖v_j (I − λW)‖
+
+    Args:
+        v_SME: values of S heads over M tokens, in the space in which W acts.
+        w_EE: W_D.
+
+    Returns:
+        (ρ, ε), each [S, M]; a zero value has ρ = 1 and ε = 0.
+    """
+    return gains_of(v_SME, v_SME @ w_EE.to(v_SME.dtype), lam)
+
+
+def gains_of(v_SME: Tensor, moved_SME: Tensor, lam: float) -> tuple[Tensor, Tensor]:
+    """The same from v and v W where these were taken into another space, such as the residual stream."""
+    square = v_SME.square().sum(dim=-1)
+    alive = square > 0
+    rho = torch.where(alive, 1 - lam * (moved_SME * v_SME).sum(dim=-1) / square.clamp(min=1e-30), 1.0)
+    adapted = v_SME - lam * moved_SME
+    norm = adapted.norm(dim=-1)
+    residue = (adapted - rho[..., None] * v_SME).norm(dim=-1) / norm.clamp(min=1e-30)
+    return rho, torch.where(norm > 0, residue, 0.0)
+
+
+def select(heads: Sequence[Sequence[int]], layers: int, query_heads: int) -> Tensor:
+    """Selected heads as a bool [L, H] table."""
+    table = torch.zeros(layers, query_heads, dtype=torch.bool)
+    for layer, chosen in enumerate(heads):
+        table[layer, list(chosen)] = True
+    return table

@@ -1,0 +1,19 @@
+"""DEX on head outputs: O'_h = O_h − λ · O_h W_D for selected heads  (arXiv 2505.16333, Eq. 3-5)."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+
+def dex_output(o_BHNE: Tensor, w_EE: Tensor, lam: Tensor, heads_S: Tensor) -> Tensor:
+    """Adapted head outputs, [B, H, N, E]; differentiable in `o_BHNE`, `w_EE` and `lam`.
+
+    Args:
+        o_BHNE: attention outputs of H heads, width E.
+        w_EE: W_D, applied to row vectors.
+        lam: λ, a scalar tensor. At λ = 0 the result equals `o_BHNE` bit for bit.
+        heads_S: int64 indices of the heads that are adapted.
+    """
+    o_BSNE = o_BHNE.index_select(1, heads_S)
+    change_BSNE = lam.to(o_BHNE.dtype) * (o_BSNE @ w_EE.to(o_BHNE.dtype))
+    return o_BHNE.index_add(1, heads_S, change_BSNE, alpha=-1)

@@ -1,0 +1,67 @@
+"""Statistics of each query row of a score map, over its shares |S| / Σ|S|  (README, "Statistics").
+
+Axes: S score heads, R rows and C columns of a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from dexviz.kernels.terms import ScoreBlock
+
+
+def row_statistics(
+    block: ScoreBlock, *, offset: int, sink: int, local: int, threshold: float, spans: Mapping[str, tuple[int, int]]
+) -> dict[str, Tensor]:
+    """Statistics of a block's rows: name → [S, R]; NaN where a row has no mass.
+
+    Args:
+        offset: absolute position of query row 0 of the map; row i stands at position i + offset.
+        sink: how many first tokens count as the sink.
+        local: how many last tokens, the query itself among them, count as local.
+        threshold: τ; entries with |S| < τ count as sparse, out of all causal entries (keys up to the query).
+        spans: named half-open key spans.
+    """
+    s_SRC, c0, c1 = block.s_SRC, block.c0, block.c1
+    mass_SRC = s_SRC.abs()
+    total_SR = mass_SRC.sum(dim=-1)
+    shares = _Shares(mass_SRC, total_SR, c0)
+    positions_R = torch.arange(block.start, block.stop, device=s_SRC.device) + offset
+    causal_R = positions_R + 1
+    small_SR = (mass_SRC < threshold).sum(dim=-1) - (c1 - c0) + causal_R
+    stats = {
+        "entropy": torch.log(total_SR) - torch.special.xlogy(mass_SRC, mass_SRC).sum(dim=-1) / total_SR,
+        "sink": shares.over(0, sink),
+        "local": _local(shares, positions_R, local),
+        "sparsity": small_SR / causal_R,
+        "negative": shares.of(s_SRC.clamp(max=0).sum(dim=-1).neg()),
+        "net": s_SRC.sum(dim=-1),
+        "max": mass_SRC.amax(dim=-1),
+    }
+    stats.update({f"span:{name}": shares.over(start, stop) for name, (start, stop) in spans.items()})
+    return {name: values.to(total_SR.dtype) for name, values in stats.items()}
+
+
+class _Shares:
+    """Shares of a row's mass on ranges of absolute key positions."""
+
+    def __init__(self, mass_SRC: Tensor, total_SR: Tensor, c0: int) -> None:
+        self.mass_SRC, self.total_SR, self.c0 = mass_SRC, total_SR, c0
+
+    def of(self, part_SR: Tensor) -> Tensor:
+        return torch.where(self.total_SR > 0, part_SR / self.total_SR, torch.nan)
+
+    def over(self, start: int, stop: int) -> Tensor:
+        return self.of(self.mass_SRC[..., max(start - self.c0, 0) : max(stop - self.c0, 0)].sum(dim=-1))
+
+
+def _local(shares: _Shares, positions_R: Tensor, local: int) -> Tensor:
+    """Share on keys p − local + 1 … p of the row at position p."""
+    columns = positions_R[:, None] - torch.arange(local, device=positions_R.device)[None, :] - shares.c0
+    width = shares.mass_SRC.shape[-1]
+    inside = (columns >= 0) & (columns < width)
+    index = columns.clamp(0, width - 1).expand(shares.mass_SRC.shape[0], -1, -1)
+    return shares.of((shares.mass_SRC.gather(-1, index) * inside).sum(dim=-1))

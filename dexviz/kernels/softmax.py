@@ -1,0 +1,141 @@
+"""Softmax attention in blocks of query rows: A_h = softmax(scale · Q_h K_hᵀ + mask), exactly as the model computes it.
+
+Soft-capping (Gemma 2: cap · tanh(x / cap) before the mask), attention sinks (gpt-oss: one more logit in the softmax's
+denominator, without a value) and additive position biases are honoured. With grouped-query attention, query head h
+reads key/value head h // (H / G).
+
+Axes: B batch, H query heads, G key/value heads, N queries, M keys, D key width, E value width, R rows of a block,
+C columns of a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+MaskBlock = Callable[[int, int, int, int], Tensor]
+
+
+@dataclass(frozen=True)
+class MaskSpec:
+    """Which keys a query may see, described rather than materialised."""
+
+    queries: int
+    keys: int
+    block: MaskBlock | None = None
+    """(row start, row stop, column start, column stop) → bool [B | 1, H | 1, R, C], True = visible; or an additive
+    float mask of the same shape. None: plain causality, or everything where `causal` is False."""
+    causal: bool = True
+
+    @property
+    def offset(self) -> int:
+        """Absolute position of query row 0 where no block says otherwise: the last query sees the last key."""
+        return self.keys - self.queries
+
+    def rows(self, start: int, stop: int, device: torch.device) -> tuple[Tensor | None, int, int]:
+        """Mask of the rows [start, stop), cropped to the columns that any of them sees: (mask or None, c0, c1)."""
+        if self.block is None:
+            if not self.causal:
+                return None, 0, self.keys
+            c1 = min(self.keys, stop + self.offset)
+            if stop - start == 1:
+                return None, 0, c1
+            positions_R = torch.arange(start, stop, device=device) + self.offset
+            return torch.arange(c1, device=device)[None, :] <= positions_R[:, None], 0, c1
+        mask_BHRM = self.block(start, stop, 0, self.keys)
+        visible = mask_BHRM if mask_BHRM.dtype == torch.bool else mask_BHRM > torch.finfo(mask_BHRM.dtype).min / 2
+        columns = torch.nonzero(visible.flatten(0, -2).any(dim=0)).flatten()
+        if not len(columns):
+            return mask_BHRM[..., :1], 0, 1
+        c0, c1 = int(columns[0]), int(columns[-1]) + 1
+        return mask_BHRM[..., c0:c1], c0, c1
+
+
+@dataclass(frozen=True)
+class AttentionInputs:
+    """What one layer's attention depends on, after position encoding."""
+
+    q_BHND: Tensor
+    k_BGMD: Tensor
+    v_BGME: Tensor
+    scale: float
+    mask: MaskSpec
+    softcap: float | None = None
+    sinks_H: Tensor | None = None
+    bias_BHNM: Tensor | None = None
+
+    @property
+    def heads(self) -> int:
+        return self.q_BHND.shape[1]
+
+    @property
+    def groups(self) -> int:
+        """Query heads per key/value head, H / G."""
+        return self.heads // self.k_BGMD.shape[1]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type that probabilities are computed in: at least float32."""
+        return torch.promote_types(self.q_BHND.dtype, torch.float32)
+
+    def nbytes(self) -> int:
+        """Bytes that keeping these inputs takes."""
+        return sum(t.numel() * t.element_size() for t in (self.q_BHND, self.k_BGMD, self.v_BGME))
+
+
+@dataclass(frozen=True)
+class RowBlock:
+    """Probabilities of some heads over query rows [start, stop) and the keys [c0, c1) that these rows can see."""
+
+    a_BHRC: Tensor
+    start: int
+    stop: int
+    c0: int
+    c1: int
+
+
+def grouped_matmul(x_BHRK: Tensor, y_BGKC: Tensor) -> Tensor:
+    """Per query head h: x_h @ y_(h // (H / G)), without repeating y. → [B, H, R, C]."""
+    b, h, r, k = x_BHRK.shape
+    g = y_BGKC.shape[1]
+    return (x_BHRK.reshape(b, g, h // g * r, k) @ y_BGKC).reshape(b, h, r, -1)
+
+
+def row_blocks(queries: int, rows: int) -> Iterator[tuple[int, int]]:
+    """Half-open ranges of at most `rows` query rows that cover `queries`."""
+    for start in range(0, queries, rows):
+        yield start, min(start + rows, queries)
+
+
+def softmax_rows(x: AttentionInputs, start: int, stop: int, head: int | None = None) -> RowBlock:
+    """Attention probabilities of the rows [start, stop), of all query heads or of one.
+
+    Rows that may see nothing are zero. A sink takes its share out of the row sum.
+    """
+    q_BHRD, k_BGMD, heads = x.q_BHND[:, :, start:stop], x.k_BGMD, slice(None)
+    if head is not None:
+        heads = slice(head, head + 1)
+        group = head // x.groups
+        q_BHRD, k_BGMD = q_BHRD[:, heads], k_BGMD[:, group : group + 1]
+    mask, c0, c1 = x.mask.rows(start, stop, q_BHRD.device)
+    keys_BGDC = k_BGMD[:, :, c0:c1].to(x.dtype).transpose(-1, -2)
+    logits = grouped_matmul(q_BHRD.to(x.dtype) * x.scale, keys_BGDC)
+    if x.softcap is not None:
+        logits = torch.tanh(logits / x.softcap) * x.softcap
+    if x.bias_BHNM is not None:
+        logits = logits + x.bias_BHNM[:, heads, start:stop, c0:c1].to(x.dtype)
+    if mask is not None:
+        mask = mask[:, heads] if mask.dim() == 4 and mask.shape[1] > 1 else mask
+        logits = logits.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else logits + mask.to(x.dtype)
+    return RowBlock(_normalised(x, logits, heads, has_empty_rows=x.mask.block is not None), start, stop, c0, c1)
+
+
+def _normalised(x: AttentionInputs, logits_BHRC: Tensor, heads: slice, has_empty_rows: bool) -> Tensor:
+    if x.sinks_H is not None:
+        sinks = x.sinks_H[heads].to(x.dtype)[None, :, None, None].expand(*logits_BHRC.shape[:3], 1)
+        return torch.softmax(torch.cat([logits_BHRC, sinks], dim=-1), dim=-1)[..., :-1]
+    a_BHRC = torch.softmax(logits_BHRC, dim=-1)
+    return torch.nan_to_num(a_BHRC, nan=0.0) if has_empty_rows else a_BHRC

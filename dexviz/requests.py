@@ -1,0 +1,142 @@
+"""Requests and answers of the engine: plain, frozen, JSON-ready, so that a worker in another process can serve them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from dexviz.records import CaptureRequest, Score, Space, ViewName
+
+
+@dataclass(frozen=True)
+class PairSpec:
+    """Which two views are compared: a base with a DEX adapter, with a second model, or alone."""
+
+    base: str
+    """Known name, hub id, or folder."""
+    adapter: str | None = None
+    """"default" or another known name, hub id, or folder."""
+    variant: str | None = None
+    """A second model with the same tokenizer; excludes `adapter`."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What the user typed, and whether the model's chat template is put around it."""
+
+    text: str
+    chat: bool = False
+
+
+@dataclass(frozen=True)
+class DescribePair:
+    """Load the pair if need be and describe it → PairInfo."""
+
+    pair: PairSpec
+
+
+@dataclass(frozen=True)
+class TokenizePrompt:
+    """→ Tokens."""
+
+    pair: PairSpec
+    prompt: Prompt
+
+
+@dataclass(frozen=True)
+class CaptureView:
+    """One pass over one view → Capture."""
+
+    pair: PairSpec
+    prompt: Prompt
+    view: ViewName = "variant"
+    capture: CaptureRequest = field(default_factory=CaptureRequest)
+
+
+@dataclass(frozen=True)
+class MapHead:
+    """One head's map in one view → HeadMap; no forward pass where the prompt's Q, K, V are still held."""
+
+    pair: PairSpec
+    prompt: Prompt
+    view: ViewName
+    layer: int
+    head: int
+    score: Score = "signed"
+    space: Space = "value"
+    window: tuple[int, int, int, int] | None = None
+    """(row start, row stop, column start, column stop) of the exact entries wanted; None for all tokens."""
+    pool: int | None = None
+    """Tile the window down to at most this many rows and columns; None for exact entries."""
+
+
+Request = DescribePair | TokenizePrompt | CaptureView | MapHead
+
+
+@dataclass(frozen=True)
+class PairInfo:
+    """What the sidebar shows of a loaded pair."""
+
+    pair: PairSpec
+    base_name: str
+    variant_name: str
+    layers: int
+    heads: int
+    kv_heads: int
+    head_width: int
+    max_tokens: int
+    parameters: int
+    dtype: str
+    device: str
+    lam: tuple[float, ...]
+    """λ per layer of the variant; zeros without DEX."""
+    selected: tuple[tuple[int, ...], ...]
+    """Heads that DEX adapts, per layer."""
+    checks: Mapping[str, float]
+    """What the load-time self-check measured: name → largest deviation."""
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """A model or adapter that can be chosen by name."""
+
+    name: str
+    title: str
+    kind: str
+    """"model" or "adapter"."""
+    base: str | None
+    """For an adapter: its base model's name."""
+    licence: str
+    parameters: int
+    ready: bool
+    """True where its files are on this machine."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a request is: `done` of `total` steps of `stage`; `state` is queued, running, done, failed or cancelled."""
+
+    state: str
+    stage: str
+    done: int
+    total: int
+
+
+def to_json(request: Request) -> dict[str, Any]:
+    """JSON-ready form of a request; `from_json` inverts it."""
+    return {"kind": type(request).__name__, **asdict(request)}
+
+
+def from_json(data: Mapping[str, Any]) -> Request:
+    """Inverse of `to_json`."""
+    fields = dict(data)
+    kind = {cls.__name__: cls for cls in (DescribePair, TokenizePrompt, CaptureView, MapHead)}[fields.pop("kind")]
+    fields["pair"] = PairSpec(**fields["pair"])
+    if "prompt" in fields:
+        fields["prompt"] = Prompt(**fields["prompt"])
+    if "capture" in fields:
+        fields["capture"] = CaptureRequest.from_json(fields["capture"])
+    if fields.get("window") is not None:
+        fields["window"] = tuple(fields["window"])
+    return kind(**fields)
