@@ -16,18 +16,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import sdpa_mask
 
 from dexviz.dex import DexAdapter, DexOperator
 from dexviz.errors import CaptureError, ModelError
-from dexviz.kernels.softmax import AttentionInputs, MaskSpec, grouped_matmul, row_blocks, softmax_rows
+from dexviz.kernels.output import BLOCK_ROWS, attention_output
+from dexviz.kernels.softmax import AttentionInputs, MaskSpec, row_blocks, softmax_rows
 
 NAME = "dexviz"
-_BLOCK_ROWS = 512
-"""Query rows a block where the mask or the logits keep SDPA from taking the whole layer at once."""
 
 
 @dataclass(frozen=True)
@@ -47,10 +45,27 @@ class AttentionCall:
         """Dense attention map, [B, H, N, M]: for tests and short prompts."""
         x = self.inputs
         a_BHNM = x.q_BHND.new_zeros((*x.q_BHND.shape[:3], x.k_BGMD.shape[2]), dtype=x.dtype)
-        for start, stop in row_blocks(x.mask.queries, _BLOCK_ROWS):
+        for start, stop in row_blocks(x.mask.queries, BLOCK_ROWS):
             block = softmax_rows(x, start, stop)
             a_BHNM[:, :, start:stop, block.c0 : block.c1] = block.a_BHRC
         return a_BHNM
+
+
+class _DescribedMask(Tensor):
+    """Carries a MaskSpec where transformers passes on 4D tensors: the shape of the mask, and one byte of storage."""
+
+    spec: MaskSpec | None = None
+
+    @classmethod
+    def of(cls, spec: MaskSpec, batch: int, device: torch.device | str) -> _DescribedMask:
+        shape = (batch, 1, spec.queries, spec.keys)
+        mask = torch.zeros((), dtype=torch.uint8, device=device).expand(shape).as_subclass(cls)
+        mask.spec = spec
+        return mask
+
+    def contiguous(self, *args: Any, **kwargs: Any) -> _DescribedMask:
+        """Itself: generation asks for a dense layout, which would lose the description."""
+        return self
 
 
 Recorder = Callable[[AttentionCall], None]
@@ -64,7 +79,6 @@ class _Pass:
 
 _PASS: ContextVar[_Pass | None] = ContextVar("dexviz_pass", default=None)
 _DEFAULT = "_dexviz_default"
-_SPEC = "_dexviz_spec"
 
 
 @dataclass(frozen=True)
@@ -154,7 +168,7 @@ def _attention(
     mask, key, value = _described(attention_mask, query, key, value, causal)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     inputs = AttentionInputs(query, key, value, scale, mask, softcap, s_aux, position_bias)
-    o_BHNE = adapted_BHNE = _output(inputs, dropout)
+    o_BHNE = adapted_BHNE = attention_output(inputs, dropout)
     layer = int(module.layer_idx)
     adapter = _active_adapter(module)
     operator = adapter.operator(layer) if adapter is not None else None
@@ -172,9 +186,8 @@ def _described(
     """The mask as a MaskSpec, and keys and values cropped where they are padded at the end (static caches)."""
     queries, keys = query.shape[2], key.shape[2]
     if mask is not None:
-        spec = getattr(mask, _SPEC, None)
-        if spec is not None:
-            return spec, key, value
+        if isinstance(mask, _DescribedMask) and mask.spec is not None:
+            return mask.spec, key, value
         if mask.dtype == torch.uint8:
             raise ModelError(
                 "attention masks that reach the attention function as the mask interface made them",
@@ -186,36 +199,6 @@ def _described(
     if queries == 1 or not causal:
         return MaskSpec(queries, keys, causal=causal), key, value
     return MaskSpec(queries, queries), key[:, :, :queries], value[:, :, :queries]
-
-
-def _output(x: AttentionInputs, dropout: float) -> Tensor:
-    """O = A V by SDPA where it computes what the model does, else in row blocks. [B, H, N, E]."""
-    if x.softcap is not None or x.sinks_H is not None or x.bias_BHNM is not None:
-        return torch.cat([_block_output(x, a, b, dropout) for a, b in row_blocks(x.mask.queries, _BLOCK_ROWS)], dim=2)
-    if x.mask.block is None:
-        is_causal = x.mask.causal and x.mask.queries > 1
-        return _sdpa(x, x.q_BHND, slice(None), None, dropout, is_causal)
-    parts = []
-    for start, stop in row_blocks(x.mask.queries, _BLOCK_ROWS):
-        mask, c0, c1 = x.mask.rows(start, stop, x.q_BHND.device)
-        parts.append(_sdpa(x, x.q_BHND[:, :, start:stop], slice(c0, c1), mask, dropout, False))
-    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
-
-
-def _sdpa(x: AttentionInputs, q_BHRD: Tensor, keys: slice, mask: Tensor | None, dropout: float, is_causal: bool) -> Tensor:
-    k, v = x.k_BGMD[:, :, keys], x.v_BGME[:, :, keys]
-    share = x.groups > 1 and mask is None and k.shape[-1] == v.shape[-1] <= 256
-    if x.groups > 1 and not share:
-        k, v = k.repeat_interleave(x.groups, dim=1), v.repeat_interleave(x.groups, dim=1)
-    return F.scaled_dot_product_attention(
-        q_BHRD, k, v, attn_mask=mask, dropout_p=dropout, scale=x.scale, is_causal=is_causal, enable_gqa=share
-    )
-
-
-def _block_output(x: AttentionInputs, start: int, stop: int, dropout: float) -> Tensor:
-    block = softmax_rows(x, start, stop)
-    a_BHRC = F.dropout(block.a_BHRC, dropout) if dropout else block.a_BHRC
-    return grouped_matmul(a_BHRC.to(x.v_BGME.dtype), x.v_BGME[:, :, block.c0 : block.c1])
 
 
 def _mask(
@@ -233,10 +216,7 @@ def _mask(
     device: torch.device | str = "cpu",
     **_: Any,
 ) -> Tensor | None:
-    """Describes the mask that transformers' `sdpa_mask` would build; None stands for plain causality or no mask at all.
-
-    transformers and the models pass masks on as 4D tensors, so the description rides on one of one byte's storage.
-    """
+    """Describes the mask that transformers' `sdpa_mask` would build; None stands for plain causality or no mask at all."""
     unpadded = attention_mask is None or bool(attention_mask[:, kv_offset : kv_offset + kv_length].all())
     windowed = local_size is not None and kv_length >= local_size
     aligned = q_length in (1, kv_length) or int(q_offset) == 0
@@ -260,9 +240,7 @@ def _mask(
             device=device,
         )
 
-    carrier = torch.zeros((), dtype=torch.uint8, device=device).expand(batch_size, 1, q_length, kv_length)
-    setattr(carrier, _SPEC, MaskSpec(q_length, kv_length, block))
-    return carrier
+    return _DescribedMask.of(MaskSpec(q_length, kv_length, block), batch_size, device)
 
 
 def _check_pass(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

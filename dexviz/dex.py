@@ -148,29 +148,32 @@ def top_heads(score_LH: Tensor, per_layer: int | None = None) -> tuple[tuple[int
     return tuple(tuple(sorted(row.tolist())) for row in order)
 
 
-def gains(v_SME: Tensor, w_EE: Tensor, lam: float) -> tuple[Tensor, Tensor]:
+def gains(v_SME: Tensor, w_EE: Tensor, lam: float, metric_SEE: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Least-squares gain ρ of each adapted value on the value itself, and what it leaves unexplained, ε.
 
     ρ_j = 1 − λ ⟨v_j W, v_j⟩ / ‖v_j‖²,    ε_j = ‖v_j (I − λW) − ρ_j v_j‖ / ‖v_j (I − λW)‖
 
     Args:
-        v_SME: values of S heads over M tokens, in the space in which W acts.
+        v_SME: values of S heads over M tokens.
         w_EE: W_D.
+        metric_SEE: inner product ⟨a, b⟩ = a G bᵀ per head; W_O,h W_O,hᵀ takes both vectors through the output
+            projection, into residual space. None: the plain inner product, value space.
 
     Returns:
-        (ρ, ε), each [S, M]; a zero value has ρ = 1 and ε = 0.
+        (ρ, ε), each [S, M]; a value of length zero has ρ = 1 and ε = 0.
     """
-    return gains_of(v_SME, v_SME @ w_EE.to(v_SME.dtype), lam)
 
+    def inner(a_SME: Tensor, b_SME: Tensor) -> Tensor:
+        return ((a_SME if metric_SEE is None else a_SME @ metric_SEE.to(a_SME.dtype)) * b_SME).sum(dim=-1)
 
-def gains_of(v_SME: Tensor, moved_SME: Tensor, lam: float) -> tuple[Tensor, Tensor]:
-    """The same from v and v W where these were taken into another space, such as the residual stream."""
-    square = v_SME.square().sum(dim=-1)
+    moved_SME = v_SME @ w_EE.to(v_SME.dtype)
+    square = inner(v_SME, v_SME)
     alive = square > 0
-    rho = torch.where(alive, 1 - lam * (moved_SME * v_SME).sum(dim=-1) / square.clamp(min=1e-30), 1.0)
+    rho = torch.where(alive, 1 - lam * inner(moved_SME, v_SME) / square.where(alive, 1.0), 1.0)
     adapted = v_SME - lam * moved_SME
-    norm = adapted.norm(dim=-1)
-    residue = (adapted - rho[..., None] * v_SME).norm(dim=-1) / norm.clamp(min=1e-30)
+    left = adapted - rho[..., None] * v_SME
+    norm = inner(adapted, adapted).clamp(min=0).sqrt()
+    residue = inner(left, left).clamp(min=0).sqrt() / norm.where(norm > 0, 1.0)
     return rho, torch.where(norm > 0, residue, 0.0)
 
 

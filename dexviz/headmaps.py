@@ -1,0 +1,125 @@
+"""One head's map from a layer's kept Q, K and V: whole, a window of it, or tiled down to screen resolution."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dexviz.errors import CaptureError
+from dexviz.kernels.softmax import row_blocks
+from dexviz.kernels.terms import ScoreBlock, head_rows
+from dexviz.kernels.tiles import Tiles, tile_edges
+from dexviz.records import HeadMap
+from dexviz.scores import LayerRecord, column_gains, score_map
+
+_BLOCK_ROWS = 256
+Window = tuple[int, int, int, int]
+
+
+class MapWriter:
+    """Streams row blocks of a layer's score maps into one head's exact map, or a window of it.
+
+    Args:
+        head: score head (DIFF: logical head, unless the score is attention).
+        n: tokens.
+        window: (row start, row stop, column start, column stop); None for all.
+    """
+
+    def __init__(self, record: LayerRecord, score: str, space: str, head: int, n: int, window: Window | None = None) -> None:
+        self.record, self.score, self.space, self.head = record, score, space, head
+        self.r0, self.r1, self.c0, self.c1 = window or (0, n, 0, n)
+        self.shape = (self.r1 - self.r0, self.c1 - self.c0)
+        self.scores = np.zeros(self.shape, dtype=np.float32)
+        self.terms: list[np.ndarray] = []
+
+    def add(self, block: ScoreBlock, index: int | None = None) -> None:
+        """Take in one row block; `index` is the head's place in the block, where that holds fewer heads than the layer."""
+        index = self.head if index is None else index
+        if not self.terms:
+            self.terms = [np.zeros(self.shape, dtype=np.float32) for _ in block.a_TSRC]
+        self._place(self.scores, block, block.s_SRC[index])
+        for target, a_SRC in zip(self.terms, block.a_TSRC, strict=True):
+            self._place(target, block, a_SRC[index])
+
+    def _place(self, target: np.ndarray, block: ScoreBlock, part_RC: Tensor) -> None:
+        rows = slice(max(block.start, self.r0), min(block.stop, self.r1))
+        cols = slice(max(block.c0, self.c0), min(block.c1, self.c1))
+        if rows.start >= rows.stop or cols.start >= cols.stop:
+            return
+        cut = part_RC[rows.start - block.start : rows.stop - block.start, cols.start - block.c0 : cols.stop - block.c0]
+        target[rows.start - self.r0 : rows.stop - self.r0, cols.start - self.c0 : cols.stop - self.c0] = cut.float().cpu().numpy()
+
+    def finish(self) -> HeadMap:
+        """The map, once all rows are in."""
+        gain, residue = _gain(self.record, self.score, self.space, self.head)
+        return HeadMap(
+            layer=self.record.layer,
+            head=self.head,
+            score=self.score,
+            scores=self.scores,
+            attention=self.terms[0],
+            row_edges=np.arange(self.r0, self.r1 + 1),
+            col_edges=np.arange(self.c0, self.c1 + 1),
+            gain=gain,
+            residue=residue,
+            terms=tuple(self.terms) if len(self.terms) > 1 else (),
+        )
+
+
+@torch.inference_mode()
+def head_map(
+    record: LayerRecord, head: int, *, score: str = "signed", space: str = "value", window: Window | None = None, pool: int | None = None
+) -> HeadMap:
+    """One head's map, from the Q, K and V that a capture kept.
+
+    Args:
+        window: (row start, row stop, column start, column stop) in tokens; None for all.
+        pool: tile the window down to at most this many rows and columns; None for exact entries.
+
+    Raises:
+        CaptureError: the head or the window lies outside the model or the prompt.
+    """
+    n = record.inputs.q_BHND.shape[2]
+    scores = score_map(record, score, space)
+    if not 0 <= head < scores.heads:
+        raise CaptureError(f"a head within 0..{scores.heads - 1}", str(head), "Choose a head the model has.")
+    r0, r1, c0, c1 = window or (0, n, 0, n)
+    if not (0 <= r0 < r1 <= n and 0 <= c0 < c1 <= n):
+        raise CaptureError(f"a window within 0..{n}", str(window), "Choose tokens inside the prompt.")
+    blocks = (head_rows(scores, head, r0 + a, r0 + b) for a, b in row_blocks(r1 - r0, _BLOCK_ROWS))
+    if pool is None or pool >= max(r1 - r0, c1 - c0):
+        writer = MapWriter(record, score, space, head, n, (r0, r1, c0, c1))
+        for block in blocks:
+            writer.add(block, index=0)
+        return writer.finish()
+    rows, cols = tile_edges(r0, r1, min(pool, r1 - r0)), tile_edges(c0, c1, min(pool, c1 - c0))
+    like = record.inputs.q_BHND.new_empty((), dtype=record.inputs.dtype)
+    tiles, attention = Tiles(1, rows, cols, 0, like), Tiles(1, rows, cols, 0, like)
+    for block in blocks:
+        tiles.add(block)
+        attention.add(ScoreBlock(block.a_TSRC[0], block.a_TSRC, block.start, block.stop, block.c0, block.c1))
+    gain, residue = _gain(record, score, space, head)
+    return HeadMap(
+        layer=record.layer,
+        head=head,
+        score=score,
+        scores=tiles.means()[0].float().cpu().numpy(),
+        attention=attention.means()[0].float().cpu().numpy(),
+        row_edges=rows.numpy(),
+        col_edges=cols.numpy(),
+        extreme=tiles.extremes()[0].float().cpu().numpy(),
+        gain=gain,
+        residue=residue,
+    )
+
+
+def _gain(record: LayerRecord, score: str, space: str, head: int) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """ρ and ε of a selected head, for signed scores."""
+    operator = record.operator
+    if score != "signed" or operator is None or head not in operator.heads.tolist():
+        return None, None
+    gains = column_gains(record, space)
+    assert gains is not None
+    rho, residue = (part[head].float().cpu().numpy() for part in gains)
+    return rho, residue

@@ -1,0 +1,263 @@
+"""One pass over one view on one prompt: statistics, tiles, similarity and chosen maps of every head, layer by layer.
+
+Each layer is worked through in blocks of query rows as soon as its attention has run, so that no more than one block of
+maps of one layer exists at a time, apart from the maps that were asked for. Axes: see `dexviz.records`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import platform
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from threading import Event
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from torch import Tensor
+
+from dexviz import diff
+from dexviz.attention import AttentionCall
+from dexviz.dex import select
+from dexviz.errors import Cancelled, CaptureError
+from dexviz.headmaps import MapWriter
+from dexviz.kernels.rows import row_statistics
+from dexviz.kernels.similarity import Gram, JensenShannon, linear_cka
+from dexviz.kernels.softmax import row_blocks
+from dexviz.kernels.terms import ScoreMap, score_rows
+from dexviz.kernels.tiles import Tiles, tile_edges
+from dexviz.models import View
+from dexviz.records import Capture, CaptureRequest, HeadMap, Tokens, TopTokens
+from dexviz.scores import LayerRecord, score_map
+
+OnLayer = Callable[[int, int], None]
+"""Called after each layer with (layers done, layers in all)."""
+
+_BLOCK_ELEMENTS = 1 << 20
+_TOP = 10
+
+
+def capture(
+    view: View,
+    tokens: Tokens,
+    request: CaptureRequest | None = None,
+    *,
+    progress: OnLayer | None = None,
+    cancel: Event | None = None,
+    keep: Callable[[LayerRecord], None] | None = None,
+) -> Capture:
+    """Run the view once and measure every head.
+
+    Args:
+        view: base or variant of a pair.
+        tokens: from `pair.tokenize`.
+        request: what to compute; by default the statistics alone.
+        progress: called after each layer.
+        cancel: set it from another thread to stop at the next row block.
+        keep: receives each layer's Q, K and V, for `dexviz.headmaps.head_map` without another forward pass.
+
+    Raises:
+        CaptureError: maps or spans outside the model or the prompt; a score that the view does not have.
+        Cancelled: `cancel` was set.
+    """
+    request = request or CaptureRequest()
+    recording = _Recording(view, len(tokens), request, progress or _silent, cancel or Event(), keep or _dropped)
+    request.check_against(view.layout.layers, recording.heads, len(tokens))
+    ids = torch.from_numpy(tokens.ids)[None].to(view.model.device)
+    with torch.inference_mode(), view.active(recording):
+        logits = view.model(input_ids=ids, use_cache=False, **_last_only(view)).logits[0, -1]
+    recording.finish()
+    return recording.result(tokens, _top_tokens(view, logits))
+
+
+def _silent(done: int, total: int) -> None:
+    pass
+
+
+def _dropped(record: LayerRecord) -> None:
+    pass
+
+
+def _last_only(view: View) -> dict[str, int]:
+    """Keeps the model from computing logits at every position, where it can."""
+    return {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(view.model.forward).parameters else {}
+
+
+def _top_tokens(view: View, logits_V: Tensor) -> TopTokens:
+    from dexviz.tokens import label_ids
+
+    prob, ids = torch.softmax(logits_V.float(), dim=-1).topk(min(_TOP, len(logits_V)))
+    tokenizer = view.loaded.tokenizer
+    labels = label_ids(tokenizer, ids.tolist()) if tokenizer is not None else tuple(map(str, ids.tolist()))
+    return TopTokens(ids.cpu().numpy().astype(np.int64), tuple(labels), prob.cpu().numpy().astype(np.float32))
+
+
+@dataclass
+class _LayerResult:
+    """What one layer contributes to a Capture; axes without L."""
+
+    stats: dict[str, Tensor] = field(default_factory=dict)
+    pooled: Tensor | None = None
+    extreme: Tensor | None = None
+    similarity: dict[str, Tensor] = field(default_factory=dict)
+    delta: tuple[Tensor, Tensor] | None = None
+
+
+class _Recording:
+    """The recorder of one pass."""
+
+    def __init__(
+        self,
+        view: View,
+        n: int,
+        request: CaptureRequest,
+        progress: OnLayer,
+        cancel: Event,
+        keep: Callable[[LayerRecord], None],
+    ) -> None:
+        self.view, self.n, self.request = view, n, request
+        self.progress, self.cancel, self.keep = progress, cancel, keep
+        self.logical = view.layout.differential and request.score != "attention"
+        self.heads = view.layout.heads // 2 if self.logical else view.layout.heads
+        self.layers: dict[int, _LayerResult] = {}
+        self.maps: dict[tuple[int, int], HeadMap] = {}
+        self._waiting: AttentionCall | None = None
+
+    def __call__(self, call: AttentionCall) -> None:
+        if not self.view.layout.differential:
+            self._take(call, call.o_BHNE[0], call.adapted_BHNE[0])
+        elif self._waiting is None:
+            self._waiting = call
+        else:
+            first, self._waiting = self._waiting, None
+            joined = AttentionCall(
+                call.module, call.layer, diff.joined(first.inputs, call.inputs), call.o_BHNE, call.adapted_BHNE, None
+            )
+            o_HNE = torch.cat([first.o_BHNE[0], call.o_BHNE[0]], dim=-1)
+            self._take(joined, o_HNE, o_HNE)
+
+    def _take(self, call: AttentionCall, o_HNE: Tensor, adapted_HNE: Tensor) -> None:
+        layout = self.view.layout
+        record = LayerRecord(
+            call.layer, call.module, call.inputs, call.operator, layout.projections.get(call.layer), layout.differential
+        )
+        score = score_map(record, self.request.score, self.request.space, o_HNE)
+        result = _LayerResult()
+        self._stream(score, record, result)
+        if "cka" in self.request.similarities:
+            output = diff.logical_output(o_HNE, diff.layer_lambda(call.module)) if self.logical else adapted_HNE
+            result.similarity["cka"] = linear_cka(output)
+        if call.operator is not None:
+            result.delta = _change(o_HNE, adapted_HNE)
+        self.layers[call.layer] = result
+        self.keep(record)
+        self.progress(len(self.layers), len(layout.modules))
+
+    def _stream(self, score: ScoreMap, record: LayerRecord, result: _LayerResult) -> None:
+        request, like = self.request, score.inputs.q_BHND.new_empty((), dtype=score.inputs.dtype)
+        names = request.similarities
+        gram = Gram(self.heads, like.device) if "cosine" in names else None
+        divergence = JensenShannon(self.heads, like.device) if "js" in names else None
+        edges = tile_edges(0, self.n, min(request.pool or 1, self.n))
+        tiles = Tiles(self.heads, edges, edges, 0, like) if request.pool else None
+        writers = [MapWriter(record, request.score, request.space, h, self.n) for la, h in request.maps if la == record.layer]
+        parts: list[dict[str, Tensor]] = []
+        for start, stop in row_blocks(self.n, rows_per_block(self.heads, self.n)):
+            if self.cancel.is_set():
+                raise Cancelled
+            block = score_rows(score, start, stop)
+            parts.append(
+                row_statistics(
+                    block, offset=0, sink=request.sink, local=request.local, threshold=request.threshold, spans=request.spans
+                )
+            )
+            for consumer in (gram, divergence, tiles, *writers):
+                if consumer is not None:
+                    consumer.add(block)
+        result.stats = {name: torch.cat([part[name] for part in parts], dim=-1) for name in parts[0]}
+        if tiles is not None:
+            result.pooled, result.extreme = tiles.means(), tiles.extremes()
+        if gram is not None:
+            result.similarity["cosine"] = gram.cosine()
+        if divergence is not None:
+            result.similarity["js"] = divergence.similarity()
+        self.maps.update({(record.layer, writer.head): writer.finish() for writer in writers})
+
+    def finish(self) -> None:
+        """Raise unless every layer that has attention was seen, and every map was made."""
+        missing = set(self.view.layout.modules) - set(self.layers)
+        if missing or self._waiting is not None:
+            raise CaptureError("every attention layer in the pass", f"none of {sorted(missing)}", "Report this model: the pass is incomplete.")
+        if lost := set(self.request.maps) - set(self.maps):
+            raise CaptureError("maps of layers that have softmax attention", str(sorted(lost)), "Choose other layers.")
+
+    def result(self, tokens: Tokens, top: TopTokens) -> Capture:
+        """The capture, on the CPU."""
+        adapter, layout = self.view.adapter, self.view.layout
+        heads = adapter.config.heads if adapter is not None else ()
+        deltas = {layer: r.delta for layer, r in self.layers.items() if r.delta is not None}
+        first = next(iter(self.layers.values()))
+        return Capture(
+            tokens=tokens,
+            request=self.request,
+            stats={name: self._stacked(lambda r, name=name: r.stats[name]) for name in first.stats},
+            lam=np.asarray(self.view.lambdas(), dtype=np.float32),
+            selected=select(heads, layout.layers, self.heads).numpy(),
+            logits_top=top,
+            provenance=self._provenance(),
+            maps={key: self.maps[key] for key in self.request.maps},
+            pooled=self._stacked(lambda r: r.pooled) if first.pooled is not None else None,
+            pooled_extreme=self._stacked(lambda r: r.extreme) if first.extreme is not None else None,
+            similarity={name: self._stacked(lambda r, name=name: r.similarity[name]) for name in first.similarity},
+            delta_norm=self._stacked(lambda r: None if r.delta is None else r.delta[0], fill=0.0) if deltas else None,
+            delta_cosine=self._stacked(lambda r: None if r.delta is None else r.delta[1], fill=1.0) if deltas else None,
+        )
+
+    def _stacked(self, of: Callable[[_LayerResult], Tensor | None], fill: float = float("nan")) -> np.ndarray:
+        """One array over all layers, float32 [L, …]; layers that have nothing are filled."""
+        parts = {layer: part.float().cpu().numpy() for layer, r in self.layers.items() if (part := of(r)) is not None}
+        shape = next(iter(parts.values())).shape
+        stacked = np.full((self.view.layout.layers, *shape), fill, dtype=np.float32)
+        for layer, part in parts.items():
+            stacked[layer] = part
+        return stacked
+
+    def _provenance(self) -> Mapping[str, Any]:
+        loaded, model = self.view.loaded, self.view.model
+        adapter = self.view.adapter
+        return {
+            "model": loaded.name,
+            "view": self.view.name,
+            "variant": self.view.title,
+            "fingerprint": loaded.fingerprint,
+            "adapter": None if adapter is None else adapter.config.to_json(),
+            "pairing": "p, p + H/2" if self.view.layout.differential else None,
+            "dtype": str(model.dtype).removeprefix("torch."),
+            "device": str(model.device),
+            "kernels": "eager",
+            "checks": dict(self.view.layout.checks),
+            "versions": {
+                "python": platform.python_version(),
+                "torch": str(torch.__version__),
+                "transformers": transformers.__version__,
+            },
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        }
+
+
+def rows_per_block(heads: int, n: int) -> int:
+    """Query rows a block, so that one block of all heads' maps stays around 4 MB."""
+    return int(min(max(_BLOCK_ELEMENTS // max(heads * n, 1), 16), 512))
+
+
+def _change(o_HNE: Tensor, adapted_HNE: Tensor) -> tuple[Tensor, Tensor]:
+    """‖O' − O‖ / ‖O‖ and cos(O, O') per head, Frobenius over tokens, each [H]; 0 and 1 for an output of length zero."""
+    o, adapted = o_HNE.float().flatten(1), adapted_HNE.float().flatten(1)
+    norm, other = o.norm(dim=-1), adapted.norm(dim=-1)
+    both = norm * other
+    ratio = torch.where(norm > 0, (adapted - o).norm(dim=-1) / norm.where(norm > 0, 1.0), 0.0)
+    cosine = torch.where(both > 0, (o * adapted).sum(dim=-1) / both.where(both > 0, 1.0), 1.0)
+    return ratio, cosine
