@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import streamlit as st
 
@@ -25,7 +25,16 @@ __all__ = ["EXACT_LIMIT", "Lock", "MapEvent", "attention_map", "decode_event", "
 UNITS = {"attention": "share of attention", "signed": "signed score", "contribution": "share of head output"}
 KEEP: Literal["keep"] = "keep"
 _HERE = Path(__file__).parent
-_SCRIPTS = ("map_data.js", "map_colour.js", "map_text.js", "map_panel.js", "map_strip.js", "map_frame.js", "map_view.js")
+_SCRIPTS = (
+    "map_data.js",
+    "map_colour.js",
+    "map_text.js",
+    "map_panel.js",
+    "map_locked.js",
+    "map_strip.js",
+    "map_frame.js",
+    "map_view.js",
+)
 _mount = st.components.v2.component(
     "dexviz_attention_map",
     css=(_HERE / "attention_map.css").read_text(encoding="utf-8"),
@@ -84,7 +93,7 @@ def attention_map(
     key: str,
     title: str | None = None,
     names: tuple[str, str] = ("Base", "Variant"),
-    lock: Lock | None | Literal["keep"] = KEEP,
+    lock: Lock | Literal["keep"] | None = KEEP,
     strips: Sequence[tuple[HeadMap, HeadMap | None]] = (),
     on_change: Callable[[MapEvent], None] | None = None,
 ) -> MapEvent:

@@ -16,9 +16,10 @@ function ramp(stops) {
   });
 }
 
-/** Relative brightness of an RGB triple, 0 to 1. */
-function brightness([r, g, b]) {
-  return (0.299 * r + 0.587 * g + 0.114 * b) / 255;
+/** Relative luminance of an RGB triple, 0 to 1 (WCAG). */
+function luminance(colour) {
+  const [r, g, b] = colour.map((part) => (part <= 10 ? part / 3294 : ((part / 255 + 0.055) / 1.055) ** 2.4));
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b;
 }
 
 /** A scale from −limit (or 0) to limit; linear, or logarithmic over four decades on either side of zero. */
@@ -53,7 +54,7 @@ class Scale {
   ticks() {
     const high = formatValue(this.limit);
     const small = `≤ ${formatValue(this.limit / 10 ** LOG_DECADES)}`;
-    if (this.diverging) return [this.limit ? `−${high}` : "0", this.log && this.limit ? `±${small}` : "0", high];
+    if (this.diverging) return [this.limit ? `−${high}` : "0", this.log && this.limit ? `|x| ${small}` : "0", high];
     return [this.log && this.limit ? small : "0", this.log ? "log" : formatValue(this.limit / 2), high];
   }
 }
@@ -98,7 +99,7 @@ function readTheme(root) {
   };
   const background = colour("--st-background-color", "#ffffff");
   const text = colour("--st-text-color", "#31333f");
-  const dark = brightness(parseHex(background)) < 0.5;
+  const dark = luminance(parseHex(background)) < 0.18;
   return {
     dark,
     text,

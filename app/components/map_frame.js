@@ -102,11 +102,11 @@ class Frame {
     this.scale.set([["own", "own scale"], ["common", "common scale"]], options.commonScale ? "common" : "own");
     this.whole.hidden = !isWindow(map, header);
     const notes = pending ? [pending] : mapNotes(map, header, options);
-    this.notes.replaceChildren(...notes.map((note) => make("div", "note", note)));
+    this.notes.replaceChildren(...notes.map((note) => make("span", "note", `${note} `)));
     const source = this.view.source;
     this.source.set(panelNames(map).map((name) => [name, panelTitle(header, name)]), source);
     this.click.set([["query", "query"], ["key", "key"]], options.clickLocksKey ? "key" : "query");
-    this.stripText.textContent = lockSentence(lock, header, source) + this.view.stripCaveat();
+    this.stripText.textContent = lockSentence(lock, header, source) + this.view.locked.caveats();
     this.readout.textContent = this.view.readoutText();
   }
 }

@@ -43,7 +43,7 @@ function labelGutter(map, header, width, context) {
 }
 
 function axisLabel(header, position) {
-  return `${header.labels[position]} ${position}`;
+  return `${position} ${isolate(header.labels[position])}`;
 }
 
 /** Token positions worth a number along an axis that has room for about `count` of them. */
@@ -74,7 +74,8 @@ class Panel {
     const { canvas, view } = this;
     canvas.addEventListener("pointermove", (event) => view.pointAt(this.hit(event), event.clientX, event.clientY));
     canvas.addEventListener("pointerleave", () => view.pointAt(null));
-    canvas.addEventListener("click", (event) => view.choose(this.hit(event)));
+    canvas.addEventListener("pointerdown", (event) => (this.pressed = this.hit(event)));
+    canvas.addEventListener("click", () => view.choose(this.pressed));
     canvas.addEventListener("keydown", (event) => view.pressKey(event, canvas));
     canvas.addEventListener("blur", () => view.pointAt(null));
   }

@@ -4,6 +4,7 @@ const CHIP_HEIGHT = 26;
 const CHIP_GAP = 3;
 const CHIP_PADDING = 12;
 const CHIP_MAX = 180;
+const STRIP_PADDING = 10;
 const OVERSCAN = 3;
 
 class TokenStrip {
@@ -42,9 +43,10 @@ class TokenStrip {
   draw() {
     const top = this.root.scrollTop - OVERSCAN * CHIP_HEIGHT;
     const bottom = this.root.scrollTop + this.root.clientHeight + OVERSCAN * CHIP_HEIGHT;
-    const values = this.view.stripValues();
+    const { lock, locked, source, scales } = this.view;
+    const colours = lock ? { of: (i) => locked.of(i), scale: scales[source] } : null;
     const chips = [];
-    for (let i = this.#firstBelow(top); i < this.places.length && this.places[i].y <= bottom; i++) chips.push(this.#chip(i, values));
+    for (let i = this.#firstBelow(top); i < this.places.length && this.places[i].y <= bottom; i++) chips.push(this.#chip(i, colours));
     this.inner.replaceChildren(...chips);
     this.root.setAttribute("aria-activedescendant", `chip-${this.active}`);
   }
@@ -60,23 +62,23 @@ class TokenStrip {
     return low;
   }
 
-  #chip(i, values) {
+  #chip(i, colours) {
     const { lock, header } = this.view;
     const { x, y, w } = this.places[i];
     const chip = make("div", "chip", "", { role: "option", id: `chip-${i}`, "data-token": i });
     chip.append(make("span", "chip-position", String(i)), make("bdi", "chip-label", header.labels[i]));
     chip.style.cssText = `transform: translate(${x}px, ${y}px); width: ${w}px`;
-    const value = values ? values.of(i) : NaN;
+    const value = colours ? colours.of(i) : NaN;
     if (Number.isFinite(value)) {
-      const colour = values.scale.colour(value);
+      const colour = colours.scale.colour(value);
       chip.style.background = `rgb(${colour.join(" ")})`;
-      chip.style.color = brightness(colour) > 0.55 ? "#111" : "#fff";
+      chip.style.color = luminance(colour) > 0.18 ? "#111" : "#fff";
       chip.dataset.value = String(value);
     }
     const isLocked = Boolean(lock) && (lock.query === i || lock.key === i);
     chip.setAttribute("aria-selected", String(isLocked));
     chip.classList.toggle("locked", isLocked);
-    chip.classList.toggle("outside", Boolean(values) && !Number.isFinite(value));
+    chip.classList.toggle("outside", Boolean(colours) && !Number.isFinite(value));
     chip.classList.toggle("active", i === this.active);
     return chip;
   }
@@ -96,7 +98,7 @@ class TokenStrip {
   #point(event) {
     const token = this.#tokenOf(event);
     if (token === null) this.view.tooltip.hide();
-    else this.view.tooltip.show(this.view.describeChip(token), event.clientX, event.clientY);
+    else this.view.tooltip.show(this.view.locked.describe(token), event.clientX, event.clientY);
   }
 
   #key(event) {
@@ -116,6 +118,6 @@ class TokenStrip {
     const { y } = this.places[token];
     const { scrollTop, clientHeight } = this.root;
     if (y < scrollTop) this.root.scrollTop = y;
-    else if (y + CHIP_HEIGHT > scrollTop + clientHeight) this.root.scrollTop = y + CHIP_HEIGHT - clientHeight;
+    else if (y + CHIP_HEIGHT + STRIP_PADDING > scrollTop + clientHeight) this.root.scrollTop = y + CHIP_HEIGHT + STRIP_PADDING - clientHeight;
   }
 }

@@ -1,12 +1,14 @@
 // Words and numbers: everything the component says about cells, tokens and scales.
 
+const AFTER_QUERY = "The key comes after the query: no attention.";
+
 /** Three significant digits, with a true minus sign; `floor` is the smallest magnitude that can be told from it. */
 function formatValue(value, { signed = false, floor = 0 } = {}) {
   if (!Number.isFinite(value)) return "–";
   if (value === 0) return "0";
   const size = Math.abs(value);
   const sign = value < 0 ? "−" : signed ? "+" : "";
-  if (size <= floor * 1.0001) return `${sign}< ${exponential(floor)}`;
+  if (size <= floor * 1.0001) return `0 (less than ${exponential(floor)})`;
   return sign + (size < 1e-4 || size >= 1e6 ? exponential(size) : size >= 1000 ? size.toFixed(0) : size.toPrecision(3));
 }
 
@@ -14,16 +16,22 @@ function exponential(size) {
   return size.toExponential(2).replace("-", "−").replace("+", "");
 }
 
+/** A label whose writing direction cannot reach the text around it (Unicode first-strong isolate). */
+function isolate(label) {
+  return `\u2068${label}\u2069`;
+}
+
 /** A token with its position, or the range of tokens that a tile covers. */
 function describeTokens(labels, from, to) {
-  if (to - from === 1) return `${from} “${labels[from]}”`;
-  return `${from}–${to - 1} “${labels[from]}” … “${labels[to - 1]}”`;
+  const quoted = (position) => `“${isolate(labels[position])}”`;
+  if (to - from === 1) return `${from} ${quoted(from)}`;
+  return `${from}–${to - 1} ${quoted(from)} … ${quoted(to - 1)}`;
 }
 
 /** What row i predicts, as a sentence. */
 function describePrediction(labels, from, to) {
   if (to - from > 1) return `Rows predict tokens ${from + 1}–${to}.`;
-  const next = to < labels.length ? `“${labels[to]}”` : "the one after the prompt";
+  const next = to < labels.length ? `“${isolate(labels[to])}”` : "the one after the prompt";
   return `Row ${from} predicts token ${to}: ${next}.`;
 }
 
@@ -36,7 +44,7 @@ function describeCell(map, header, r, c, hideSink) {
     ["key", describeTokens(header.labels, k0, k1)],
   ];
   const notes = [describePrediction(header.labels, q0, q1)];
-  if (k0 > q1 - 1) return { heading, values: [], notes: ["The key comes after the query: no attention.", ...notes] };
+  if (k0 > q1 - 1) return { heading, values: [], notes: [AFTER_QUERY, ...notes] };
   const values = panelNames(map).map((name) => [
     panelTitle(header, name),
     formatValue(map.value(name, r, c), { signed: name === "difference", floor: map.floors[name] }),
@@ -71,7 +79,7 @@ function mapNotes(map, header, options) {
   const notes = [];
   const [height, width] = map.tile;
   const count = header.labels.length;
-  if (!map.exact) notes.push(`Tiled: each cell is the mean of ${height} × ${width} tokens (up to; ${count.toLocaleString("en")} tokens in all). Click a tile to see exact values around it.`);
+  if (!map.exact) notes.push(`Tiled: each cell is the mean of up to ${height} × ${width} tokens, ${count.toLocaleString("en")} in all. Click a tile for exact values.`);
   if (isWindow(map, header)) notes.push(`Window: queries ${span(map.rowEdges)}, keys ${span(map.colEdges)} of ${count.toLocaleString("en")} tokens.`);
   if (options.hideSink && map.hasSinkColumn) {
     const hidden = map.colEdges[1] > 1 ? `tokens 0–${map.colEdges[1] - 1}` : "token 0";

@@ -11,6 +11,7 @@ class MapView {
   constructor(host) {
     this.root = make("section", "attention-map");
     this.tooltip = new Tooltip();
+    this.locked = new LockedValues(this);
     this.strip = new TokenStrip(this);
     this.frame = new Frame(this);
     this.frame.mount(this.root, this.strip, this.tooltip);
@@ -62,6 +63,7 @@ class MapView {
       Object.assign(this.memory, { lock: null, focus: null, tokens: this.header.tokens });
       this.strip.active = this.strip.root.scrollTop = 0;
     }
+    this.memory.focus = this.#shownFocus();
     this.cursor = null;
     this.tooltip.hide();
     const names = panelNames(this.map);
@@ -71,6 +73,13 @@ class MapView {
     }
     this.#repaint();
     this.#fit(true);
+  }
+
+  /** The pair around which the shown window lies; null for the whole map. */
+  #shownFocus() {
+    if (!isWindow(this.map, this.header)) return null;
+    const middle = (edges) => edges[0] + ((edges[edges.length - 1] - edges[0]) >> 1);
+    return { query: middle(this.map.rowEdges), key: middle(this.map.colEdges) };
   }
 
   /** A lock that the page asks for; the same order is obeyed once. */
@@ -237,49 +246,10 @@ class MapView {
     return { rows: new Set([r, this.cursor?.r]), cols: new Set([c, this.cursor?.c]) };
   }
 
-  /** Value of a plane for a pair of tokens, from an exact strip where there is one. */
-  valueAt(name, query, key) {
-    const strip = this.strips.find((one) => Number.isFinite(one.at(name, query, key)));
-    return (strip ?? this.map).at(name, query, key);
-  }
-
-  /** Values for the chips: of the locked query's row, or of the locked key's column; null without a lock. */
-  stripValues() {
-    const { lock, source } = this;
-    if (!lock) return null;
-    const pair = (i) => (lock.query === null ? [i, lock.key] : [lock.query, i]);
-    return { scale: this.scales[source], of: (i) => this.valueAt(source, ...pair(i)) };
-  }
-
-  /** What must be said about the values in the strip. */
-  stripCaveat() {
-    const { lock } = this;
-    if (!lock) return "";
-    const at = lock.query ?? lock.key;
-    const exact = this.strips.some((one) => cellOf(lock.query === null ? one.colEdges : one.rowEdges, at) >= 0 && one.exact);
-    if (exact || (this.map.exact && !isWindow(this.map, this.header))) return "";
-    if (!this.map.exact) return " · means over tiles";
-    return " · only tokens inside this window have values";
-  }
-
   readoutText() {
     const { r, c } = this.cursor?.area === "cell" ? this.cursor : this.lockedCells();
     if (r >= 0 && c >= 0) return cellSentence(describeCell(this.map, this.header, r, c, this.options.hideSink));
     return LEGEND_TEXT;
-  }
-
-  describeChip(token) {
-    const { lock, header, map } = this;
-    const heading = [["token", describeTokens(header.labels, token, token + 1)]];
-    if (!lock) return { heading, values: [], notes: [describePrediction(header.labels, token, token + 1)] };
-    const [query, key] = lock.query === null ? [token, lock.key] : [lock.query, token];
-    const values = panelNames(map).map((name) => [
-      panelTitle(header, name),
-      formatValue(this.valueAt(name, query, key), { signed: name === "difference", floor: map.floors[name] }),
-      name,
-    ]);
-    const pair = [["query", describeTokens(header.labels, query, query + 1)], ["key", describeTokens(header.labels, key, key + 1)]];
-    return { heading: pair, values: key > query ? [] : values, notes: key > query ? ["The key comes after the query: no attention."] : [] };
   }
 
   destroy() {

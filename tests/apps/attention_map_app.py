@@ -12,7 +12,6 @@ KEY = "map"
 st.set_page_config(layout="wide")
 case = CASES[st.query_params.get("case", "signed")]
 st.session_state.setdefault("events", [])
-st.session_state.setdefault("asked", "keep")
 st.session_state.setdefault("event", MapEvent())
 
 
@@ -24,12 +23,11 @@ def remember(event: MapEvent) -> None:
 if st.button("Other head"):
     st.session_state.seed = st.session_state.get("seed", 0) + 1
 if st.button("Lock row 2"):
-    st.session_state.asked = Lock(query=2)
+    st.session_state.event = MapEvent(lock=Lock(query=2))
 seed = st.session_state.get("seed", 0)
 maps = synthetic_maps(case, seed, st.session_state.event)
 event = attention_map(
-    maps.base, maps.variant, maps.tokens, key=KEY, lock=st.session_state.asked, strips=maps.strips, on_change=remember
+    maps.base, maps.variant, maps.tokens, key=KEY, lock=st.session_state.event.lock, strips=maps.strips, on_change=remember
 )
-st.session_state.asked = "keep" if st.session_state.asked == "keep" else event.lock
 st.button("Rerun")
 st.code(json.dumps({"event": asdict(event), "count": len(st.session_state.events)}), language=None)
