@@ -9,7 +9,7 @@ New threads start with an empty context: run a call in another thread through `c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -267,7 +267,8 @@ def _check_pass(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 def _tag_cache(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
     """After each forward: a cache that the model made itself belongs to the view that filled it."""
-    _own(_cache_of(output) if hasattr(output, "get") else None, model)
+    if isinstance(output, dict):
+        _own(_cache_of(output), model)
 
 
 def _own(cache: Any, model: nn.Module) -> None:
@@ -275,7 +276,6 @@ def _own(cache: Any, model: nn.Module) -> None:
         cache._dexviz_owner = (_active_adapter(model),)
 
 
-def _cache_of(fields: Any) -> Any:
+def _cache_of(fields: Mapping[str, Any]) -> Any:
     """The cache among keyword arguments or output fields; transformers 5 renames it from past_key_values to cache."""
-    found = fields.get("cache")
-    return found if found is not None else fields.get("past_key_values")
+    return next((fields[name] for name in ("cache", "past_key_values") if name in fields.keys()), None)  # noqa: SIM118 - model outputs warn on `in`

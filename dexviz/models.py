@@ -155,7 +155,12 @@ def make_pair(
 
 
 def load_model(
-    name: str, *, device: str | None = None, dtype: str | None = None, progress: Callable[[str, int, int], None] | None = None
+    name: str,
+    *,
+    device: str | None = None,
+    dtype: str | None = None,
+    tokenizer: bool = True,
+    progress: Callable[[str, int, int], None] | None = None,
 ) -> LoadedModel:
     """Load one model: safetensors only, no remote code; then prove by a probe that it can be captured.
 
@@ -167,7 +172,7 @@ def load_model(
     kind = choose_dtype(dtype, target)
     try:
         model = AutoModelForCausalLM.from_pretrained(source, dtype=kind, use_safetensors=True, trust_remote_code=False)
-        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+        reader = AutoTokenizer.from_pretrained(source, trust_remote_code=False) if tokenizer else None
     except Exception as error:
         raise ModelError(
             "a causal language model in transformers' format with undamaged safetensors",
@@ -178,7 +183,7 @@ def load_model(
         model = model.to(target).eval().requires_grad_(False)
     except (RuntimeError, AssertionError) as error:
         raise ModelError(f"a usable device, got asked for {target}", _first_line(error), "Choose --device cpu.") from error
-    return wrap_model(model, tokenizer, name=str(name))
+    return wrap_model(model, reader, name=str(name))
 
 
 def wrap_model(model: PreTrainedModel, tokenizer: Any = None, *, name: str | None = None) -> LoadedModel:

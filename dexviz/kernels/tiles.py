@@ -7,6 +7,8 @@ Axes: S score heads, N tokens, P tiles a side, R rows and C columns of a block.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
+
 import torch
 from torch import Tensor
 
@@ -31,29 +33,34 @@ class Tiles:
         self.row_edges, self.col_edges, self.offset = row_edges, col_edges, offset
         shape = (heads, len(row_edges) - 1, len(col_edges) - 1)
         self.sum_SPP = torch.zeros(shape, dtype=like.dtype, device=like.device)
-        self.high_SPP = torch.full_like(self.sum_SPP, -torch.inf)
-        self.low_SPP = torch.full_like(self.sum_SPP, torch.inf)
+        self.high_SPP = torch.zeros_like(self.sum_SPP)
+        self.low_SPP = torch.zeros_like(self.sum_SPP)
 
     def add(self, block: ScoreBlock) -> None:
-        """Take in one row block; rows outside the edges are passed over."""
-        first, last = int(self.row_edges[0]), int(self.row_edges[-1])
-        positions_R = torch.arange(block.start, block.stop) + self.offset
-        keep = (positions_R >= first) & (positions_R < last)
-        if not bool(keep.any()):
-            return
-        s_SRC = block.s_SRC[:, keep.to(block.s_SRC.device)]
-        causal_RC = torch.arange(block.c0, block.c1)[None, :] <= positions_R[keep][:, None]
-        tiles_R = (torch.searchsorted(self.row_edges, positions_R[keep], right=True) - 1).to(s_SRC.device)
-        self._reduce(s_SRC, causal_RC.to(s_SRC.device), tiles_R, block.c0)
+        """Take in one row block; rows outside the edges are passed over.
 
-    def _reduce(self, s_SRC: Tensor, causal_RC: Tensor, tiles_R: Tensor, c0: int) -> None:
-        index_PW, inside_PW = self._columns(c0, s_SRC.shape[-1], s_SRC.device)
-        gathered = s_SRC[..., index_PW]
-        known = causal_RC[:, index_PW] & inside_PW
-        self.sum_SPP.index_add_(1, tiles_R, (gathered * known).sum(dim=-1))
-        rows = tiles_R[None, :, None].expand(s_SRC.shape[0], -1, index_PW.shape[0])
-        self.high_SPP.scatter_reduce_(1, rows, gathered.masked_fill(~known, -torch.inf).amax(dim=-1), "amax")
-        self.low_SPP.scatter_reduce_(1, rows, gathered.masked_fill(~known, torch.inf).amin(dim=-1), "amin")
+        Entries above the diagonal are zero, so they change no sum and are never the largest in magnitude.
+        """
+        edges = self.row_edges.tolist()
+        start, stop = max(block.start + self.offset, edges[0]), min(block.stop + self.offset, edges[-1])
+        if start >= stop:
+            return
+        first = bisect_right(edges, start) - 1
+        last = bisect_left(edges, stop)
+        cuts = [max(start, edges[t]) - self.offset - block.start for t in range(first, last)]
+        sizes = torch.diff(torch.tensor([*cuts, stop - self.offset - block.start])).tolist()
+        bands = block.s_SRC[:, cuts[0] : cuts[0] + sum(sizes)].split(sizes, dim=1)
+        index_PW, inside_PW = self._columns(block.c0, block.s_SRC.shape[-1], block.s_SRC.device)
+        rows = slice(first, last)
+
+        def columns(name: str, empty: float) -> Tensor:
+            """Reduce over a band's rows first, which leaves little to gather."""
+            reduced_STC = torch.stack([getattr(band, name)(dim=1) for band in bands], dim=1)
+            return getattr(reduced_STC[..., index_PW].masked_fill(~inside_PW, empty), name)(dim=-1)
+
+        self.sum_SPP[:, rows] += columns("sum", 0.0)
+        self.high_SPP[:, rows] = torch.maximum(self.high_SPP[:, rows], columns("amax", 0.0))
+        self.low_SPP[:, rows] = torch.minimum(self.low_SPP[:, rows], columns("amin", 0.0))
 
     def _columns(self, c0: int, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """Block columns of each column tile, padded to the widest tile: index [P, W] and which of them are real."""
@@ -71,8 +78,8 @@ class Tiles:
     def extremes(self) -> Tensor:
         """Entry of largest magnitude of each tile, [S, P, P]; entries a window hides count as 0, no entry as NaN."""
         count = causal_counts(self.row_edges, self.col_edges).to(self.sum_SPP.device)
-        high, low = (torch.where(t.isinf(), 0.0, t) for t in (self.high_SPP, self.low_SPP))
-        return torch.where(count > 0, torch.where(low.abs() > high.abs(), low, high), torch.nan)
+        extreme = torch.where(self.low_SPP.abs() > self.high_SPP, self.low_SPP, self.high_SPP)
+        return torch.where(count > 0, extreme, torch.nan)
 
 
 def causal_counts(row_edges: Tensor, col_edges: Tensor) -> Tensor:
