@@ -1,0 +1,176 @@
+"""The one door to the device: plain requests in, plain results out, with progress and cancellation.
+
+The app and the command line ask here for everything that touches a model. `LocalEngine` serves requests on threads of this
+process. Each base model is loaded once however many sessions ask; a request carries all it needs and leaves nothing behind
+but caches, so sessions cannot disturb each other.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeout
+from typing import Any, Protocol
+
+from dexviz import catalogue
+from dexviz.errors import Cancelled, DexvizError
+from dexviz.requests import ModelInfo, PairSpec, Progress, Request
+
+OnProgress = Callable[[Progress], None]
+_WORKERS = 8
+_FINISHED_KEPT = 256
+
+
+class Engine(Protocol):
+    """What the app relies on; a worker in another process can implement it over a wire."""
+
+    def models(self) -> list[ModelInfo]:
+        """Models and adapters that can be chosen by name. Loads nothing."""
+
+    def submit(self, request: Request) -> str:
+        """Queue a request → its ticket."""
+
+    def progress(self, ticket: str) -> Progress:
+        """How far it is. Never waits."""
+
+    def result(self, ticket: str, timeout: float | None = None) -> Any:
+        """Its answer, once it is there. Raises what the request raised, Cancelled, or TimeoutError after `timeout` seconds."""
+
+    def cancel(self, ticket: str) -> None:
+        """Ask it to stop; `result` then raises Cancelled."""
+
+    def run(self, request: Request, on_progress: OnProgress | None = None) -> Any:
+        """Submit, follow, and return the answer."""
+
+    def unload(self, pair: PairSpec) -> None:
+        """Free what the pair holds in memory."""
+
+
+class Task:
+    """One request on its way: how far it is, and whether it shall stop."""
+
+    def __init__(self) -> None:
+        self.cancelled = threading.Event()
+        self.future: Future[Any] | None = None
+        self._progress = Progress("queued", "waiting", 0, 1)
+
+    def report(self, stage: str, done: int, total: int) -> None:
+        """Note progress; raise Cancelled where the caller has asked to stop."""
+        if self.cancelled.is_set():
+            raise Cancelled
+        self._progress = Progress("running", stage, done, total)
+
+    def progress(self) -> Progress:
+        """Where it stands."""
+        future, last = self.future, self._progress
+        if future is None or not future.done():
+            return last
+        if future.cancelled():
+            return Progress("cancelled", last.stage, last.done, last.total)
+        error = future.exception()
+        state = "done" if error is None else "cancelled" if isinstance(error, Cancelled) else "failed"
+        return Progress(state, last.stage, last.done, last.total)
+
+
+class LocalEngine:
+    """Serves requests in this process, on threads; passes over one device take turns."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="dexviz-engine")
+        self._tasks: dict[str, Task] = {}
+        self._lock = threading.Lock()
+        self._server: Any = None
+
+    def models(self) -> list[ModelInfo]:
+        """See Engine."""
+        return catalogue.models()
+
+    def submit(self, request: Request) -> str:
+        """See Engine."""
+        ticket, task = uuid.uuid4().hex, Task()
+        with self._lock:
+            self._forget_old()
+            self._tasks[ticket] = task
+            task.future = self._pool.submit(self._serve, request, task)
+        return ticket
+
+    def progress(self, ticket: str) -> Progress:
+        """See Engine."""
+        return self._task(ticket).progress()
+
+    def result(self, ticket: str, timeout: float | None = None) -> Any:
+        """See Engine."""
+        task = self._task(ticket)
+        assert task.future is not None
+        if task.future.cancelled():
+            raise Cancelled
+        try:
+            return task.future.result(timeout)
+        except FutureTimeout:
+            if task.future.done():
+                raise
+            raise TimeoutError(f"not finished after {timeout} s") from None
+
+    def cancel(self, ticket: str) -> None:
+        """See Engine."""
+        task = self._task(ticket)
+        task.cancelled.set()
+        if task.future is not None:
+            task.future.cancel()
+
+    def run(self, request: Request, on_progress: OnProgress | None = None) -> Any:
+        """See Engine."""
+        ticket = self.submit(request)
+        last: Progress | None = None
+        while True:
+            try:
+                return self.result(ticket, timeout=0.1 if on_progress is not None else None)
+            except TimeoutError:
+                now = self.progress(ticket)
+                if on_progress is not None and now != last:
+                    on_progress(now)
+                last = now
+
+    def unload(self, pair: PairSpec) -> None:
+        """See Engine."""
+        if self._server is not None:
+            self._server.unload(pair)
+
+    def _serve(self, request: Request, task: Task) -> Any:
+        task.report("starting", 0, 1)
+        return self._get_server().serve(request, task)
+
+    def _get_server(self) -> Any:
+        """Imports torch only when the first request comes, so that pages open before that."""
+        with self._lock:
+            if self._server is None:
+                from dexviz.serving import Server
+
+                self._server = Server()
+            return self._server
+
+    def _task(self, ticket: str) -> Task:
+        task = self._tasks.get(ticket)
+        if task is None:
+            raise DexvizError("a ticket of this engine", repr(ticket), "Submit the request again.")
+        return task
+
+    def _forget_old(self) -> None:
+        finished = [t for t, task in self._tasks.items() if task.future is not None and task.future.done()]
+        for ticket in finished[: max(0, len(finished) - _FINISHED_KEPT)]:
+            del self._tasks[ticket]
+
+
+_engine: LocalEngine | None = None
+_engine_lock = threading.Lock()
+
+
+def get_engine() -> Engine:
+    """The engine of this process; made on the first call."""
+    global _engine
+    with _engine_lock:
+        if _engine is None:
+            _engine = LocalEngine()
+        return _engine

@@ -1,0 +1,200 @@
+"""What the engine does with a request: loaded models, kept Q, K, V of recent prompts, and one handler a request."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from dexviz.engine import Task
+from dexviz.errors import DexvizError
+from dexviz.headmaps import head_map
+from dexviz.models import LoadedModel, ModelPair, View, load_model, make_pair
+from dexviz.records import Capture, CaptureRequest, HeadMap, Tokens
+from dexviz.recorder import capture
+from dexviz.requests import CaptureView, DescribePair, MapHead, PairInfo, PairSpec, Prompt, Request, TokenizePrompt
+from dexviz.scores import LayerRecord
+
+MODELS_KEPT = 3
+KEPT_BYTES = 4 << 30
+"""Byte budget for the Q, K and V of recent prompts, over all sessions."""
+
+PassKey = tuple[PairSpec, Prompt, str]
+
+
+@dataclass
+class KeptPass:
+    """Q, K and V of one pass, by layer."""
+
+    layers: dict[int, LayerRecord] = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(record.inputs.nbytes() for record in self.layers.values())
+
+
+class Server:
+    """Holds the models of this process and serves requests; safe to call from many threads."""
+
+    def __init__(self) -> None:
+        self._models: OrderedDict[str, LoadedModel] = OrderedDict()
+        self._pairs: OrderedDict[PairSpec, ModelPair] = OrderedDict()
+        self._kept: OrderedDict[PassKey, KeptPass] = OrderedDict()
+        self._state = threading.Lock()
+        self._loading = threading.Lock()
+        self._device = threading.Lock()
+        self._handlers: dict[type, Callable[[Any, Task], Any]] = {
+            DescribePair: self._describe,
+            TokenizePrompt: self._tokenize,
+            CaptureView: self._capture,
+            MapHead: self._map_head,
+        }
+
+    def serve(self, request: Request, task: Task) -> Any:
+        """The answer to a request.
+
+        Raises:
+            DexvizError: the request's fault, in one line.
+            Cancelled: the task was asked to stop.
+        """
+        return self._handlers[type(request)](request, task)
+
+    def unload(self, spec: PairSpec) -> None:
+        """Forget the pair, its models and its kept passes; running requests finish with what they hold."""
+        with self._state:
+            self._pairs.pop(spec, None)
+            for name in {spec.base, spec.variant} - {None}:
+                self._models.pop(name, None)  # type: ignore[arg-type]
+            for other in [p for p in self._pairs if spec.base in (p.base, p.variant)]:
+                self._pairs.pop(other)
+            for key in [key for key in self._kept if key[0] == spec]:
+                self._kept.pop(key)
+
+    def pair(self, spec: PairSpec, task: Task) -> ModelPair:
+        """The pair, loaded on first use. Callers of one model wait for one load."""
+        with self._state:
+            found = self._pairs.get(spec)
+            if found is not None:
+                self._pairs.move_to_end(spec)
+                return found
+        with self._loading:
+            with self._state:
+                if spec in self._pairs:
+                    return self._pairs[spec]
+            task.report("loading the model", 0, 1)
+            loaded = self._model(spec.base, task)
+            variant = self._model(spec.variant, task) if spec.variant is not None else None
+            pair = make_pair(loaded, adapter=spec.adapter, variant=variant)
+            with self._state:
+                self._pairs[spec] = pair
+                while len(self._pairs) > MODELS_KEPT:
+                    self._drop_oldest_pair()
+            task.report("loading the model", 1, 1)
+            return pair
+
+    def _model(self, name: str, task: Task) -> LoadedModel:
+        with self._state:
+            found = self._models.get(name)
+        if found is None:
+            found = load_model(name, progress=task.report)
+            with self._state:
+                self._models[name] = found
+        return found
+
+    def _drop_oldest_pair(self) -> None:
+        """Forget the pair unused for longest, and models that no pair uses any more."""
+        spec, _ = self._pairs.popitem(last=False)
+        used = {name for pair in self._pairs for name in (pair.base, pair.variant)}
+        for name in [name for name in self._models if name not in used]:
+            del self._models[name]
+        for key in [key for key in self._kept if key[0] == spec]:
+            del self._kept[key]
+
+    def _describe(self, request: DescribePair, task: Task) -> PairInfo:
+        pair = self.pair(request.pair, task)
+        base, variant = pair.base, pair.variant
+        layout, model = base.layout, base.model
+        heads = variant.adapter.config.heads if variant.adapter is not None else ((),) * layout.layers
+        return PairInfo(
+            pair=request.pair,
+            base_name=base.title,
+            variant_name=variant.title,
+            layers=layout.layers,
+            heads=layout.heads,
+            kv_heads=layout.kv_heads,
+            head_width=layout.value_width,
+            max_tokens=min(base.loaded.max_tokens, variant.loaded.max_tokens),
+            parameters=sum(p.numel() for p in model.parameters()),
+            dtype=str(model.dtype).removeprefix("torch."),
+            device=str(model.device),
+            lam=tuple(variant.lambdas()),
+            selected=heads,
+            checks=dict(layout.checks),
+        )
+
+    def _tokenize(self, request: TokenizePrompt, task: Task) -> Tokens:
+        return self.pair(request.pair, task).tokenize(request.prompt.text, chat=request.prompt.chat)
+
+    def _capture(self, request: CaptureView, task: Task) -> Capture:
+        view, tokens = self._prepared(request.pair, request.prompt, request.view, task)
+        return self._pass(view, tokens, request.capture, (request.pair, request.prompt, request.view), task)
+
+    def _map_head(self, request: MapHead, task: Task) -> HeadMap:
+        view, tokens = self._prepared(request.pair, request.prompt, request.view, task)
+        if not 0 <= request.layer < view.layout.layers:
+            CaptureRequest(maps=((request.layer, request.head),)).check_against(view.layout.layers, view.layout.heads, len(tokens))
+        key = (request.pair, request.prompt, request.view)
+        record = self._kept_layer(key, request.layer)
+        if record is None:
+            self._pass(view, tokens, CaptureRequest(), key, task)
+            record = self._kept_layer(key, request.layer)
+        if record is None:
+            raise DexvizError(
+                f"a prompt whose Q, K and V fit into {KEPT_BYTES >> 20} MiB, in a layer with attention",
+                f"{len(tokens)} tokens, layer {request.layer}",
+                "Shorten the prompt or choose another layer.",
+            )
+        task.report(f"map of L{request.layer}·H{request.head}", 0, 1)
+        with self._device:
+            return head_map(
+                record, request.head, score=request.score, space=request.space, window=request.window, pool=request.pool
+            )
+
+    def _prepared(self, spec: PairSpec, prompt: Prompt, name: str, task: Task) -> tuple[View, Tokens]:
+        pair = self.pair(spec, task)
+        return (pair.base if name == "base" else pair.variant), pair.tokenize(prompt.text, chat=prompt.chat)
+
+    def _pass(self, view: View, tokens: Tokens, request: CaptureRequest, key: PassKey, task: Task) -> Capture:
+        kept = KeptPass()
+        stage = f"{view.name}: {len(tokens):,} tokens"
+        task.report(f"{stage}, waiting for the device", 0, view.layout.layers)
+        with self._device:
+            task.report(stage, 0, view.layout.layers)
+            result = capture(
+                view,
+                tokens,
+                request,
+                progress=lambda done, total: task.report(stage, done, total),
+                cancel=task.cancelled,
+                keep=lambda record: kept.layers.__setitem__(record.layer, record),
+            )
+        self._keep(key, kept)
+        return result
+
+    def _keep(self, key: PassKey, kept: KeptPass) -> None:
+        """Put a pass into the store, and let the oldest go until the byte budget holds."""
+        with self._state:
+            self._kept.pop(key, None)
+            self._kept[key] = kept
+            while sum(each.nbytes for each in self._kept.values()) > KEPT_BYTES:
+                self._kept.popitem(last=False)
+
+    def _kept_layer(self, key: PassKey, layer: int) -> LayerRecord | None:
+        with self._state:
+            kept = self._kept.get(key)
+            if kept is None:
+                return None
+            self._kept.move_to_end(key)
+            return kept.layers.get(layer)
