@@ -1,0 +1,1 @@
+"""The browser app: pages pick, probes compute, figures draw."""

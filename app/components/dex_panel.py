@@ -1,0 +1,87 @@
+"""What DEX does to the selected head, in numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+import streamlit as st
+
+from app.components.panel import panel_head
+from app.components.theme import theme
+from app.state import Selection, Widget
+from dexviz.figures.curves import gain_curve
+from dexviz.figures.numbers import BLANK, three
+from dexviz.probes.gains import token_gains
+from dexviz.records import SPACES, Capture, HeadMap, ProbeResult, head_name
+
+FORMULA = (
+    r"\rho_j = 1 - \lambda\,\frac{\langle v_j W_D,\, v_j\rangle}{\lVert v_j\rVert^2},\quad S_{ij} = \rho_j A_{ij},\quad "
+    r"\varepsilon_j = \frac{\lVert v_j(I-\lambda W_D) - \rho_j v_j\rVert}{\lVert v_j(I-\lambda W_D)\rVert}"
+)
+DERIVED = (
+    "DEX acts on values, so no signed map exists inside it: S is a derived quantity. ρ is the gain that best describes what "
+    "DEX does to a token's value; ε is the share of the adapted value that ρ does not explain."
+)
+SPACE_NOTE = {
+    "value": "In value space ρ is the same for all adapted heads that share a key/value head.",
+    "residual": "In residual space values are taken through the head's rows of W_O, which is what the next layer sees.",
+}
+
+
+def dex_panel(variant: Capture, right: HeadMap | None, choice: Selection, stored: bool) -> None:
+    """λ, change of the output, ρ and ε of the head, with the formula."""
+    name = head_name(choice.layer, choice.head)
+    panel_head(
+        f"What DEX does to {name}",
+        "ratios, no unit",
+        key="dex",
+        explain=f"{DERIVED} {SPACE_NOTE[choice.space]}",
+        formula=FORMULA,
+    )
+    if not variant.selected.any():
+        st.caption("There is no DEX adapter in this variant. Choose one under Change model and press Run.")
+        return
+    if not variant.selected[choice.layer, choice.head]:
+        st.caption(f"DEX leaves {name} alone; what changes in it comes from layers below. Heads with a dot are adapted.")
+        return
+    gains = None if right is None else token_gains(right, variant.tokens)
+    st.markdown(_facts(variant, gains, choice))
+    st.caption(f"{DERIVED} {SPACE_NOTE[choice.space]}")
+    st.latex(FORMULA)
+    if not stored:
+        st.segmented_control(
+            "Space of ρ",
+            SPACES,
+            key=Widget.SPACE,
+            persist_state="session",
+            required=True,
+            format_func=lambda s: f"{s.capitalize()} space",
+        )
+
+
+def gain_panel(variant: Capture, right: HeadMap | None) -> None:
+    """ρ by key token, on a scale of its own."""
+    gains = None if right is None else token_gains(right, variant.tokens)
+    if gains is None:
+        return
+    panel_head(gains.title, "ρ, ratio; own scale", key="gain", explain=gains.definition, formula=FORMULA)
+    st.plotly_chart(gain_curve(gains, theme=theme()), key="gain-curve", theme=None, config={"displayModeBar": False})
+
+
+def _facts(variant: Capture, gains: ProbeResult | None, choice: Selection) -> str:
+    """One row of numbers as a Markdown table; the header cells say what they are."""
+    place = (choice.layer, choice.head)
+    rho, epsilon = (_reach(None), _reach(None)) if gains is None else map(_reach, gains.values)
+    cells = {
+        f"λ of L{choice.layer}": three(float(variant.lam[choice.layer])),
+        "‖ΔO‖ / ‖O‖": BLANK if variant.delta_norm is None else three(float(variant.delta_norm[place])),
+        "cos(O, O′)": BLANK if variant.delta_cosine is None else three(float(variant.delta_cosine[place])),
+        "ρ over keys": rho,
+        "ε over keys": epsilon,
+    }
+    return "\n".join(f"| {' | '.join(row)} |" for row in (cells.keys(), ["---:"] * len(cells), cells.values()))
+
+
+def _reach(values: np.ndarray | None) -> str:
+    if values is None or not np.isfinite(values).any():
+        return BLANK
+    return f"{three(float(np.nanmin(values)))} to {three(float(np.nanmax(values)))}"

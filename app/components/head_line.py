@@ -1,0 +1,53 @@
+"""The top line of a page: the selected head, its statistic in base and variant, and the way to its neighbours."""
+
+from __future__ import annotations
+
+import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
+
+from app import state
+from app.state import Selection
+from dexviz.figures.numbers import three
+from dexviz.probes.heads import statistic
+from dexviz.records import Capture, head_name
+
+
+def head_line(base: Capture, variant: Capture, choice: Selection) -> DeltaGenerator:
+    """Name, statistic with its change, previous and next; returns the place for the menu at the right end."""
+    about = statistic(choice.statistic)
+    left, right = (float(capture.mean(choice.statistic)[choice.layer, choice.head]) for capture in (base, variant))
+    size = (base.layers, base.heads)
+    with st.container(horizontal=True, vertical_alignment="center", gap="small", key="head-line"):
+        st.button(
+            "", icon=":material/chevron_left:", help="Previous head", key="previous", on_click=state.step_head, args=(-1, *size)
+        )
+        with st.container(key="head-name", width="content"):
+            st.markdown(f"**{head_name(choice.layer, choice.head)}**")
+        st.button("", icon=":material/chevron_right:", help="Next head", key="next", on_click=state.step_head, args=(1, *size))
+        if variant.selected[choice.layer, choice.head]:
+            st.badge("adapted by DEX", color="orange")
+        st.markdown(
+            f"{about.label}  :blue[base **{three(left)}**]  :orange[variant **{three(right)}**]  "
+            f"change **{three(right - left, signed=True)}** {about.unit}",
+            width="content",
+            help=f"{about.definition} Mean over the query rows.",
+        )
+        st.space("stretch")
+        return st.container(width="content")
+
+
+def statistics_table(base: Capture, variant: Capture, choice: Selection) -> None:
+    """All statistics of the selected head, with their definitions in the column headers."""
+    place = (choice.layer, choice.head)
+    names = [name for name in variant.stats if name in base.stats]
+    table: dict[str, list[str]] = {"": ["base", "variant", "change"]}
+    for name in names:
+        left, right = float(base.mean(name)[place]), float(variant.mean(name)[place])
+        table[name] = [three(left), three(right), three(right - left, signed=True)]
+    columns = {
+        name: st.column_config.TextColumn(f"{statistic(name).label}, {statistic(name).unit}", help=statistic(name).definition)
+        for name in names
+    }
+    st.dataframe(
+        table, column_config={"": st.column_config.TextColumn("Mean over rows"), **columns}, hide_index=True, key="head-table"
+    )

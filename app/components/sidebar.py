@@ -1,0 +1,148 @@
+"""The sidebar: model pair, prompt, and what is looked at. The same on every page."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from app import cache, state
+from app.components.text import plain
+from app.estimate import cost
+from app.presets import PRESETS
+from app.state import Selection, Widget
+from dexviz.figures.numbers import three
+from dexviz.probes.heads import statistic
+from dexviz.records import SCORES, STATISTICS
+from dexviz.requests import ModelInfo, PairInfo, TokenizePrompt
+
+CHARACTERS_PER_TOKEN = 4
+SCORE_HELP = (
+    "**Attention**: the softmax weights A.  \n**Signed**: S = A minus what the variant cancels; in the base it is A itself.  \n"
+    "**Contribution**: the key's share of the head's output along that output; rows sum to 1, entries may be negative."
+)
+
+
+def sidebar() -> None:
+    """Draw it; every choice goes into the state."""
+    choice = state.current()
+    info = cache.known_pair(choice.pair)
+    with st.sidebar:
+        _pair(choice, info)
+        _prompt(choice, info)
+        _view(choice)
+
+
+def _pair(choice: Selection, info: PairInfo | None) -> None:
+    known = cache.models()
+    titles = {model.name: model.title for model in known if model.kind == "model"}
+    with st.container(gap="xxsmall"):
+        st.badge(plain(f"Base: {titles.get(choice.pair.base, choice.pair.base)}"), color="blue")
+        st.caption(_base_text(info))
+        st.badge(plain(f"Variant: {_variant_name(choice)}"), color="orange")
+        st.caption(_variant_text(choice, info))
+    with st.popover("Change model", width="stretch"):
+        _model_choice(choice, known, titles)
+
+
+def _base_text(info: PairInfo | None) -> str:
+    if info is None:
+        return "Not loaded yet; the first Run loads it."
+    return plain(
+        f"{info.layers} layers × {info.heads} heads, {info.parameters / 1e6:,.0f} M parameters, {info.dtype}, {info.device}"
+    )
+
+
+def _variant_name(choice: Selection) -> str:
+    return "the base itself" if choice.pair.adapter is None else f"DEX, {choice.pair.adapter}"
+
+
+def _variant_text(choice: Selection, info: PairInfo | None) -> str:
+    if choice.pair.adapter is None:
+        return "Choose an adapter to compare."
+    if info is None:
+        return "Not loaded yet."
+    lam = [value for value, heads in zip(info.lam, info.selected, strict=True) if heads]
+    reach = f"λ {three(min(lam))} to {three(max(lam))}; " if lam else ""
+    return f"{reach}adapts {sum(map(len, info.selected))} of {info.layers * info.heads} heads"
+
+
+def _model_choice(choice: Selection, known: list[ModelInfo], titles: dict[str, str]) -> None:
+    base, adapter = choice.pair.base, choice.pair.adapter or state.NO_ADAPTER
+    st.selectbox(
+        "Base model",
+        _with(list(titles), base),
+        key=Widget.BASE,
+        persist_state="session",
+        accept_new_options=True,
+        format_func=lambda name: titles.get(name, name),
+        on_change=state.choose_base,
+        args=(known,),
+        help="A known model, or type a folder on the server or a hub id such as owner/name. Only safetensors are loaded.",
+    )
+    st.selectbox(
+        "DEX adapter",
+        _with([state.NO_ADAPTER, *(m.name for m in known if m.kind == "adapter" and m.base == base)], adapter),
+        key=Widget.ADAPTER,
+        persist_state="session",
+        accept_new_options=True,
+        help="A known adapter of this base, or type a folder or hub id. Without one the variant is the base.",
+    )
+    st.caption("The choice takes effect with Run.")
+
+
+def _with(options: list[str], value: str) -> list[str]:
+    return options if value in options else [*options, value]
+
+
+def _prompt(choice: Selection, info: PairInfo | None) -> None:
+    st.text_area(
+        "Prompt", key=Widget.DRAFT, height=150, persist_state="session", placeholder="Type a prompt, or take one below."
+    )
+    with st.container(horizontal=True, gap="xsmall"):
+        for name in PRESETS:
+            st.button(name, key=f"preset-{name}", type="tertiary", on_click=state.use_preset, args=(name,))
+    st.toggle(
+        "Chat template", key=Widget.CHAT, persist_state="session", help="Put the model's chat template around the prompt."
+    )
+    st.button("Run", type="primary", width="stretch", shortcut="Ctrl+Enter", on_click=_run, key="run")
+    st.caption(_size_text(choice, info))
+
+
+def _run() -> None:
+    cache.cancel_all()
+    state.run_prompt()
+
+
+def _size_text(choice: Selection, info: PairInfo | None) -> str:
+    """Token count with its limit and the estimated cost; a guess from the length before the model is loaded."""
+    if not choice.draft.text:
+        return "No prompt yet."
+    if info is None:
+        guess = max(1, len(choice.draft.text) // CHARACTERS_PER_TOKEN)
+        return f"Roughly {guess:,} tokens; counted when the model is loaded."
+    counted = cache.ask(TokenizePrompt(choice.pair, choice.draft))
+    if not isinstance(counted, cache.Ready):
+        return plain(counted.text) if isinstance(counted, cache.Failed) else "Counting tokens."
+    tokens = len(counted.values[0])
+    text = f"{tokens:,} of {info.max_tokens:,} tokens"
+    return f":red[{text}: too long]" if tokens > info.max_tokens else f"{text} · {cost(info, tokens)}"
+
+
+def _view(choice: Selection) -> None:
+    stored = choice.example is not None
+    st.selectbox(
+        "Score",
+        SCORES,
+        key=Widget.SCORE,
+        persist_state="session",
+        format_func=str.capitalize,
+        disabled=stored,
+        help="The example on screen holds this score; Run computes the others." if stored else SCORE_HELP,
+    )
+    st.selectbox(
+        "Statistic",
+        _with(list(STATISTICS), choice.statistic),
+        key=Widget.STATISTIC,
+        persist_state="session",
+        format_func=lambda name: f"{statistic(name).label} ({statistic(name).unit})",
+        help="  \n".join(f"**{s.label}**: {s.definition}" for s in STATISTICS.values()),
+    )

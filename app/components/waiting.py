@@ -1,0 +1,39 @@
+"""What stands where results will be: progress with a Cancel button, or the reason why there are none."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from app import cache
+from app.cache import Failed, Pending
+from app.components.text import plain
+
+ENDED = ("done", "failed", "cancelled")
+
+
+def stand_in(outcome: Pending | Failed, height: int) -> None:
+    """A panel of the size of the results."""
+    with st.container(height=height, border=True):
+        if isinstance(outcome, Failed):
+            show_failure(outcome)
+        else:
+            _follow(outcome.tickets)
+
+
+def show_failure(failed: Failed) -> None:
+    """One clear message, exactly as the engine worded it."""
+    st.error(plain(failed.text), icon=":material/error:")
+
+
+@st.fragment(run_every=0.5)
+def _follow(tickets: tuple[str, ...]) -> None:
+    steps = cache.progress(tickets)
+    if all(step.state in ENDED for step in steps):
+        st.rerun()
+    ended = sum(step.state in ENDED for step in steps)
+    now = next((step for step in steps if step.state == "running"), None) or next(s for s in steps if s.state not in ENDED)
+    share = now.done / now.total if now.total else 0.0
+    counted = f"{now.done:,} of {now.total:,}" if now.total else ""
+    view = f"{('Base', 'Variant')[min(ended, 1)]}: " if len(steps) == 2 else ""
+    st.progress(min(1.0, (ended + share) / len(steps)), text=plain(f"{view}{now.stage or now.state} {counted}".strip()))
+    st.button("Cancel", key="cancel", on_click=cache.cancel, args=(tickets,))

@@ -1,0 +1,36 @@
+"""What a run will cost, before it is started."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dexviz.requests import PairInfo
+
+VIEWS = 2
+RATES = {"cpu": 4e10, "cuda": 2e13}
+"""Floating-point operations per second that a capture reaches, cautiously, by kind of device."""
+BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+STATISTICS = 7
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Estimated time in seconds and memory in bytes of capturing base and variant."""
+
+    seconds: float
+    memory: int
+
+    def __str__(self) -> str:
+        time = f"{self.seconds:.1f} s" if self.seconds < 10 else f"{self.seconds:.0f} s"
+        return f"about {time}, {max(1, round(self.memory / 2**20)):,} MB"
+
+
+def cost(info: PairInfo, tokens: int) -> Cost:
+    """Cost of capturing both views of a loaded pair: the forward pass, attention twice over, and the kept Q, K and V."""
+    attention = 4 * info.layers * info.heads * tokens**2 * info.head_width
+    operations = 2 * info.parameters * tokens + 2 * attention
+    width = (info.heads + 2 * info.kv_heads) * info.head_width
+    kept = info.layers * tokens * width * BYTES.get(info.dtype.removeprefix("torch."), 4)
+    statistics = STATISTICS * info.layers * info.heads * tokens * 4
+    rate = RATES["cuda" if info.device.startswith("cuda") else "cpu"]
+    return Cost(VIEWS * operations / rate, VIEWS * (kept + statistics))

@@ -1,0 +1,57 @@
+"""All heads on one prompt, and the maps of the selected one."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from app import source, state
+from app.cache import Failed, Ready
+from app.components.dex_panel import dex_panel, gain_panel
+from app.components.empty import no_prompt_yet
+from app.components.grid import grid_panel
+from app.components.head_line import head_line, statistics_table
+from app.components.maps import maps_panel
+from app.components.rows_panel import rows_panel
+from app.components.waiting import show_failure, stand_in
+from app.source import Source, Stored
+from dexviz.records import Capture
+
+SKELETON = 760
+
+
+def page() -> None:
+    """Pick the source, then show whatever of it is there."""
+    here = source.chosen()
+    if here is None:
+        no_prompt_yet()
+    elif isinstance(here, Failed):
+        show_failure(here)
+    else:
+        outcome = here.captures()
+        if isinstance(outcome, Ready):
+            show(here, *outcome.values)
+        else:
+            stand_in(outcome, SKELETON)
+
+
+def show(here: Source, base: Capture, variant: Capture) -> None:
+    """Left the grid; right the selected head."""
+    state.keep_head_within(base.layers, base.heads)
+    choice = state.current()
+    stored = isinstance(here, Stored)
+    left, right = st.columns([1, 2], gap="medium")
+    with left:
+        grid_panel(base, variant, choice)
+    with right:
+        menu = head_line(base, variant, choice)
+        maps = maps_panel(here, base, choice, menu)
+        dex_panel(variant, maps and maps[1], choice, stored)
+    statistics_table(base, variant, choice)
+    below_left, below_right = st.columns(2, gap="medium")
+    with below_left:
+        rows_panel(base, variant, choice)
+    with below_right:
+        gain_panel(variant, maps and maps[1])
+
+
+page()

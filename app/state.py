@@ -1,0 +1,195 @@
+"""The only owner of st.session_state: what this session has chosen, and nothing that was computed.
+
+Widgets keep their values under the keys of `Widget`; everything else is set by the functions below, which are made to be used
+as callbacks. A link is the same state as text in the query string.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass
+from typing import Any
+
+import streamlit as st
+
+from app import links
+from app.presets import PRESETS
+from dexviz.records import STATISTICS, Score, Space
+from dexviz.requests import ModelInfo, PairSpec, Prompt
+
+NO_ADAPTER = "none"
+DEFAULT_BASE = "smollm2-135m"
+GRID_KEY = "heads-grid"
+MAP_KEY = "heads-map"
+
+
+class Widget:
+    """Session keys of the widgets whose values are part of the state."""
+
+    BASE, ADAPTER, DRAFT, CHAT = "base", "adapter", "draft", "chat"
+    SCORE, SPACE, STATISTIC, SIDE = "score", "space", "statistic", "side"
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What was run last: its answers are what the pages show."""
+
+    pair: PairSpec
+    prompt: Prompt
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Everything a page needs to know about this session's choices."""
+
+    pair: PairSpec
+    draft: Prompt
+    ran: Ran | None
+    example: str | None
+    score: Score
+    space: Space
+    statistic: str
+    side: str
+    layer: int
+    head: int
+    lock: tuple[int | None, int | None] | None
+    focus: tuple[int, int] | None
+
+
+DEFAULTS: dict[str, Any] = {
+    Widget.BASE: DEFAULT_BASE,
+    Widget.ADAPTER: NO_ADAPTER,
+    Widget.DRAFT: "",
+    Widget.CHAT: False,
+    Widget.SCORE: "signed",
+    Widget.SPACE: "value",
+    Widget.STATISTIC: "entropy",
+    Widget.SIDE: "variant",
+    "ran": None,
+    "example": None,
+    "layer": 0,
+    "head": 0,
+    "lock": None,
+    "focus": None,
+    "goto": None,
+}
+
+
+def begin(models: list[ModelInfo]) -> None:
+    """Give every key its first value; the session's first run also reads the link it was opened with."""
+    if "begun" in st.session_state:
+        return
+    for key, value in DEFAULTS.items():
+        st.session_state.setdefault(key, value)
+    st.session_state.begun = True
+    st.session_state[Widget.ADAPTER] = default_adapter(DEFAULT_BASE, models)
+    wanted = links.read(st.query_params.to_dict())
+    for key, value in wanted.items():
+        st.session_state[key] = value
+    known = {model.name for model in models} | {NO_ADAPTER}
+    if wanted.get(Widget.DRAFT) and {st.session_state[Widget.BASE], st.session_state[Widget.ADAPTER]} <= known:
+        st.session_state.ran = Ran(current().pair, current().draft)
+
+
+def current() -> Selection:
+    """This session's choices."""
+    s = st.session_state
+    adapter = None if s[Widget.ADAPTER] in (NO_ADAPTER, None, "") else s[Widget.ADAPTER]
+    return Selection(
+        pair=PairSpec(s[Widget.BASE] or DEFAULT_BASE, adapter),
+        draft=Prompt(s[Widget.DRAFT] or "", bool(s[Widget.CHAT])),
+        ran=s.ran,
+        example=s.example,
+        score=s[Widget.SCORE],
+        space=s[Widget.SPACE],
+        statistic=s[Widget.STATISTIC],
+        side=s[Widget.SIDE],
+        layer=s.layer,
+        head=s.head,
+        lock=s.lock,
+        focus=s.focus,
+    )
+
+
+def default_adapter(base: str, models: list[ModelInfo]) -> str:
+    """The adapter that a base model starts with: its first known one, else none."""
+    return next((model.name for model in models if model.kind == "adapter" and model.base == base), NO_ADAPTER)
+
+
+def choose_base(models: list[ModelInfo]) -> None:
+    """Another base model was chosen: its own default adapter comes with it."""
+    st.session_state[Widget.ADAPTER] = default_adapter(st.session_state[Widget.BASE], models)
+
+
+def use_preset(name: str) -> None:
+    """Put a preset into the prompt box."""
+    st.session_state[Widget.DRAFT] = PRESETS[name]
+
+
+def run_prompt() -> None:
+    """The prompt in the box becomes the one that pages show."""
+    choice = current()
+    st.session_state.update(ran=Ran(choice.pair, choice.draft), example=None, lock=None, focus=None, goto="heads")
+    if choice.statistic not in STATISTICS:
+        st.session_state[Widget.STATISTIC] = DEFAULTS[Widget.STATISTIC]
+    failures().clear()
+
+
+def open_example(name: str, prompt: Prompt, view: Mapping[str, Any]) -> None:
+    """Show a ready example; `view` names score, space, statistic, side, layer and head. Its prompt goes into the box."""
+    st.session_state.update(view)
+    st.session_state.update(example=name, lock=None, focus=None, goto="heads")
+    st.session_state.update({Widget.DRAFT: prompt.text, Widget.CHAT: prompt.chat})
+
+
+def select_head(layer: int, head: int) -> None:
+    """Make this the one selected head of all pages."""
+    st.session_state.update(layer=layer, head=head)
+
+
+def keep_head_within(layers: int, heads: int) -> None:
+    """Move the selection into a smaller model's grid."""
+    select_head(min(st.session_state.layer, layers - 1), min(st.session_state.head, heads - 1))
+
+
+def step_head(step: int, layers: int, heads: int) -> None:
+    """Select the next (+1) or previous (−1) head in reading order, around the ends."""
+    place = (st.session_state.layer * heads + st.session_state.head + step) % (layers * heads)
+    select_head(*divmod(place, heads))
+
+
+def pick_in_grid(heads: int) -> None:
+    """A cell of the head grid was clicked: trace 0 holds the heads in reading order."""
+    for point in st.session_state[GRID_KEY].selection.points:
+        if point["curve_number"] == 0:
+            select_head(*divmod(point["point_index"], heads))
+
+
+def remember_map(lock: tuple[int | None, int | None] | None, focus: tuple[int, int] | None) -> None:
+    """Keep what was locked and opened in the map."""
+    st.session_state.update(lock=lock, focus=focus)
+
+
+def take_goto() -> str | None:
+    """The page that a callback asked for, once."""
+    page, st.session_state.goto = st.session_state.goto, None
+    return page
+
+
+def tickets() -> MutableMapping[str, str]:
+    """Request key → ticket of what this session has running in the engine."""
+    return st.session_state.setdefault("tickets", {})
+
+
+def failures() -> MutableMapping[str, Exception]:
+    """Request key → why it failed, so that a rerun does not try again by itself."""
+    return st.session_state.setdefault("failures", {})
+
+
+def query() -> dict[str, str]:
+    """The state as a query string: reading it in another browser gives the same view."""
+    s = st.session_state
+    values = {key: s[key] for key in DEFAULTS if key not in ("ran", "goto", "focus")}
+    if s.ran is not None and s.example is None:
+        values |= {Widget.DRAFT: s.ran.prompt.text, Widget.CHAT: s.ran.prompt.chat}
+    return links.write(values)

@@ -1,0 +1,1 @@
+"""Captures in, answers with their labels out (ProbeResult)."""

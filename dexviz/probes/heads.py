@@ -1,0 +1,84 @@
+"""What a statistic says about the heads of base and variant, side by side.
+
+Both probes put base, variant and change (variant − base) on the axis "side", so that one result feeds every figure.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dexviz.errors import CaptureError
+from dexviz.records import STATISTICS, Capture, ProbeResult, Statistic, head_name
+
+SIDES = ("base", "variant", "change")
+
+
+def statistic(name: str) -> Statistic:
+    """Label, unit and definition of a statistic; "span:<name>" is the mass on a named token span.
+
+    Raises:
+        CaptureError: there is no such statistic.
+    """
+    if name.startswith("span:"):
+        span = name.removeprefix("span:")
+        return Statistic(name, f"Mass on {span}", "share", f"Share of |S| on the tokens of the span {span!r}.")
+    if name not in STATISTICS:
+        raise CaptureError(f"a statistic out of {', '.join(STATISTICS)}", repr(name), "Choose one of these.")
+    return STATISTICS[name]
+
+
+def head_statistic(base: Capture, variant: Capture, name: str) -> ProbeResult:
+    """A statistic of every head, averaged over the query rows: values [3, L, H] on the axes side, layer, head.
+
+    Raises:
+        CaptureError: the captures are not of one prompt, or hold no such statistic.
+    """
+    _check_same_prompt(base, variant)
+    about = statistic(name)
+    left, right = base.mean(name), variant.mean(name)
+    labels = {
+        "side": SIDES,
+        "layer": tuple(f"L{layer}" for layer in range(base.layers)),
+        "head": tuple(f"H{head}" for head in range(base.heads)),
+    }
+    return ProbeResult(
+        title=about.label,
+        unit=about.unit,
+        definition=f"{about.definition} Mean over the query rows.",
+        axes=("side", "layer", "head"),
+        labels=labels,
+        values=np.stack([left, right, right - left]),
+        signed=about.signed,
+        meta={"statistic": name, "score": variant.request.score, "tokens": len(variant.tokens)},
+    )
+
+
+def head_rows(base: Capture, variant: Capture, name: str, layer: int, head: int) -> ProbeResult:
+    """A statistic of one head by query token: values [3, N] on the axes side, query.
+
+    Raises:
+        CaptureError: the captures are not of one prompt, or hold no such statistic.
+    """
+    _check_same_prompt(base, variant)
+    about = statistic(name)
+    base.mean(name), variant.mean(name)
+    left, right = base.stats[name][layer, head], variant.stats[name][layer, head]
+    return ProbeResult(
+        title=f"{about.label} of {head_name(layer, head)} by query token",
+        unit=about.unit,
+        definition=about.definition,
+        axes=("side", "query"),
+        labels={"side": SIDES, "query": base.tokens.labels},
+        values=np.stack([left, right, right - left]),
+        signed=about.signed,
+        meta={"statistic": name, "layer": layer, "head": head},
+    )
+
+
+def _check_same_prompt(base: Capture, variant: Capture) -> None:
+    if base.stats["entropy"].shape != variant.stats["entropy"].shape or not np.array_equal(base.tokens.ids, variant.tokens.ids):
+        raise CaptureError(
+            "base and variant captured on the same prompt",
+            f"{base.stats['entropy'].shape} and {variant.stats['entropy'].shape}",
+            "Capture both views with the same tokens.",
+        )
