@@ -73,7 +73,7 @@ class MapEvent:
 
 def decode_event(raw: object, tokens: Tokens) -> MapEvent:
     """What the browser sent, checked: anything malformed, out of range or about another prompt counts as no choice."""
-    if not isinstance(raw, Mapping) or raw.get("tokens") != _tokens_name(tokens):
+    if not isinstance(raw, Mapping) or raw.get("tokens") != tokens_name(tokens):
         return MapEvent()
 
     def position(value: object) -> int | None:
@@ -121,7 +121,7 @@ def attention_map(
         "names": list(names),
         "score": base.score,
         "unit": UNITS.get(base.score, base.score),
-        "tokens": _tokens_name(tokens),
+        "tokens": tokens_name(tokens),
         "labels": [clip_label(label) for label in tokens.labels],
         "palette": {"accents": ACCENTS, "sequential": SEQUENTIAL, "diverging": DIVERGING},
     }
@@ -142,5 +142,6 @@ def _reported(key: str, tokens: Tokens) -> MapEvent:
     return decode_event(value.get("view") if isinstance(value, Mapping) else None, tokens)
 
 
-def _tokens_name(tokens: Tokens) -> str:
+def tokens_name(tokens: Tokens) -> str:
+    """Short name of a prompt, which every event carries: a choice made in one prompt means nothing in another."""
     return digest("\x00".join((*map(str, tokens.ids), *tokens.labels)).encode("utf-8", "replace"))

@@ -105,6 +105,7 @@ function readTheme(root) {
     text,
     muted: `${text}b0`,
     blank: `${colour("--st-secondary-background-color", "#f0f2f6")}80`,
+    line: `${text}26`,
     cross: text,
     lock: dark ? "#ffd166" : "#111111",
     font: style.fontFamily,

@@ -139,6 +139,9 @@ class Panel {
     context.clearRect(0, 0, layout.width, layout.height);
     context.fillStyle = view.theme.blank;
     context.fillRect(layout.left, layout.top, layout.side, layout.side);
+    context.lineWidth = 1;
+    context.strokeStyle = view.theme.line;
+    context.strokeRect(layout.left - 0.5, layout.top - 0.5, layout.side + 1, layout.side + 1);
     context.imageSmoothingEnabled = Math.min(layout.cellW, layout.cellH) * ratio < 1;
     context.imageSmoothingQuality = "high";
     context.drawImage(this.picture, layout.left, layout.top, layout.side, layout.side);

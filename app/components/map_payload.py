@@ -26,13 +26,13 @@ from dexviz.records import HeadMap
 
 MAX_BYTES = 1 << 20
 """Largest payload of one pair of views."""
-EXACT_LIMIT = 700
+EXACT_LIMIT = 680
 """Largest prompt, in tokens, whose exact maps fit into `MAX_BYTES` together with their labels."""
 POOL = 256
 """Tiles along each side of a map that is too large to be sent exactly."""
 WINDOW = 256
 """Tokens along each side of the exact window opened from a tile."""
-LABEL_LIMIT = 64
+LABEL_LIMIT = 32
 """Characters of a token label that are sent; what is cut off leaves an ellipsis."""
 DECADES = 8
 STEP = DECADES * math.log(10) / 32766

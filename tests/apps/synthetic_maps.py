@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from app.components.attention_map import MapEvent, pool_for
+from app.components.attention_map import EXACT_LIMIT, MapEvent, pool_for
 from dexviz.records import HeadMap, Tokens
 
 HOSTILE = (
@@ -45,7 +45,7 @@ CASES = {
     "equal": Case(("a", "b", "c"), 6, effect=0.0),
     "alone": Case(("a", "b", "c"), 6, alone=True),
     "middle": Case(("word", "·of", "·text"), 90, signed=False),
-    "limit": Case(("word", "·of", "·longer", "·text"), 700),
+    "limit": Case(("word", "·of", "·longer", "·text"), EXACT_LIMIT),
     "tiled": Case(("word", "·of", "·text", ","), 1500, signed=False),
     "long": Case(("word", "·of", "·text", ","), 3000, signed=False),
 }
@@ -97,7 +97,7 @@ def cut(scores: np.ndarray, window: tuple[int, int, int, int] | None = None, poo
         means = (summed / count).astype(np.float32)
     exact = pool is None
     values = scores[r0:r1, c0:c1] if exact else means
-    return HeadMap(layer=3, head=1, score="signed", scores=values, attention=np.abs(values), row_edges=rows, col_edges=cols)
+    return HeadMap(layer=3, head=0, score="signed", scores=values, attention=np.abs(values), row_edges=rows, col_edges=cols)
 
 
 def tiles(values: np.ndarray, rows: np.ndarray, cols: np.ndarray) -> np.ndarray:
@@ -106,14 +106,13 @@ def tiles(values: np.ndarray, rows: np.ndarray, cols: np.ndarray) -> np.ndarray:
 
 
 def synthetic_maps(case: Case, seed: int = 0, event: MapEvent | None = None) -> SyntheticMaps:
-    """The maps of a case: exact or tiled by size, the window that `event` asks for, and exact strips for its lock."""
+    """The maps of a case; the seed is also the head: exact or tiled by size, the window that `event` asks for, and exact strips for its lock."""
     event = event or MapEvent()
     dense = dense_scores(case, seed)
     window = event.window(case.count)
     pool = None if window else pool_for(case.count)
-    base, variant = (cut(scores, window, pool) for scores in dense)
-    if case.signed is False:
-        base, variant = replace(base, score="attention"), replace(variant, score="attention")
+    score = "signed" if case.signed else "attention"
+    base, variant = (replace(cut(scores, window, pool), head=seed, score=score) for scores in dense)
     strip = event.strip_window(case.count)
     strips = (tuple(cut(scores, strip) for scores in dense),) if strip and pool_for(case.count) else ()
     tokens = make_tokens(case.labels, case.count)
