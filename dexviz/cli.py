@@ -1,0 +1,116 @@
+"""The command line: what can be asked, and how errors come back. What the commands do is in `commands`.
+
+Results go to standard output, as text or with --json as one JSON object; progress and notes go to standard error. Bad input
+ends with exit status 2 and one line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from dexviz import __version__, commands
+from dexviz.catalogue import DEFAULT_MODEL
+from dexviz.errors import Cancelled, DexvizError
+from dexviz.records import SCORES, SPACES, VIEWS
+
+BAD_INPUT = 2
+INTERRUPTED = 130
+
+
+class _Parser(argparse.ArgumentParser):
+    """Complains in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(BAD_INPUT, f"{self.prog}: error: {message}. See {self.prog} --help.\n")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit status."""
+    arguments = build_parser().parse_args(argv)
+    try:
+        answer, text = arguments.run(arguments)
+        print(json.dumps(answer, ensure_ascii=False, allow_nan=False) if arguments.json else text, flush=True)
+    except DexvizError as error:
+        print(f"dexviz: error: {error}", file=sys.stderr)
+        return BAD_INPUT
+    except (KeyboardInterrupt, Cancelled):
+        return INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of all commands; `run` in its result is the function that carries the command out."""
+    parser = _Parser(prog="dexviz", description="Attention heads of a language model and of its differential (DEX) variant.")
+    parser.add_argument("--version", action="version", version=f"dexviz {__version__}")
+    chosen = parser.add_subparsers(title="commands", required=True, metavar="COMMAND", parser_class=_Parser)
+
+    fetch = _command(chosen, "fetch", commands.fetch, "install a known model on this machine")
+    fetch.add_argument("model", nargs="?", default=DEFAULT_MODEL, help="its name (default: %(default)s)")
+    _command(chosen, "models", commands.models, "list the models and adapters that have a name")
+    _capture(_command(chosen, "capture", commands.capture, "measure every head of one view on a prompt"))
+    _merge(_command(chosen, "merge", commands.merge, "fold a DEX adapter into a plain checkpoint"))
+    serve = _command(chosen, "serve", commands.serve, "serve the app")
+    serve.add_argument("--port", type=int, default=8501, help="TCP port (default: %(default)s)")
+    serve.add_argument("--address", default="127.0.0.1", help="address to listen on; 0.0.0.0 for all (default: %(default)s)")
+    return parser
+
+
+def _command(chosen: Any, name: str, run: commands.Command, summary: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = chosen.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def _pair_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("models")
+    group.add_argument(
+        "--model", metavar="NAME", help=f"base: known name, hub id or folder (default: the adapter's base, or {DEFAULT_MODEL})"
+    )
+    group.add_argument("--adapter", metavar="NAME", help='DEX adapter: "default", hub id or folder')
+    group.add_argument("--variant", metavar="NAME", help="a second model with the same tokenizer, in place of an adapter")
+    group.add_argument("--force", action="store_true", help="accept an adapter whose base has another fingerprint")
+    group.add_argument("--device", help="cpu, cuda, … (default: DEXVIZ_DEVICE, else CUDA where there is one)")
+    group.add_argument("--dtype", help="float32, bfloat16 or float16 (default: bfloat16 on CUDA, float32 on the CPU)")
+    group.add_argument("--seed", type=int, default=0, help="seed of everything random (default: %(default)s)")
+
+
+def _prompt_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("prompt")
+    source = group.add_mutually_exclusive_group(required=True)
+    source.add_argument("--prompt", metavar="TEXT")
+    source.add_argument("--prompt-file", metavar="FILE", help="UTF-8 text, - for standard input; a last line break is dropped")
+    group.add_argument("--chat", action="store_true", help="put the model's chat template around the prompt")
+
+
+def _capture(parser: argparse.ArgumentParser) -> None:
+    _prompt_options(parser)
+    _pair_options(parser)
+    group = parser.add_argument_group("what to measure")
+    group.add_argument("--view", choices=VIEWS, default="variant", help="default: %(default)s")
+    group.add_argument("--score", choices=SCORES, default="signed", help="what a map shows (default: %(default)s)")
+    group.add_argument("--space", choices=SPACES, default="value", help="where DEX gains are measured (default: %(default)s)")
+    group.add_argument("--maps", metavar="L12H3", nargs="+", default=[], help="heads whose full map is wanted")
+    group.add_argument("--pool", type=int, metavar="P", help="tile means of all heads, at most P × P")
+    group.add_argument(
+        "--similarity", metavar="NAMES", nargs="?", const="cosine,cka", help="cosine,cka,js between heads (alone: cosine,cka)"
+    )
+    group.add_argument("--span", metavar="NAME=START:STOP", nargs="+", default=[], help="share of the scores on these tokens")
+    group.add_argument("--sink", type=int, default=1, metavar="N", help="first tokens that are the sink (default: %(default)s)")
+    group.add_argument("--local", type=int, default=8, metavar="N", help="last tokens that are local (default: %(default)s)")
+    group.add_argument("--threshold", type=float, default=1e-3, help="scores below count as sparse (default: %(default)s)")
+    output = parser.add_argument_group("output")
+    output.add_argument("--out", metavar="FILE", help="snapshot file to write")
+    output.add_argument("--compact", action="store_true", help="store maps and statistics in half precision")
+
+
+def _merge(parser: argparse.ArgumentParser) -> None:
+    _pair_options(parser)
+    parser.add_argument("--out", metavar="DIR", required=True, help="folder of the new checkpoint; must not exist yet")
