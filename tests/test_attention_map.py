@@ -352,6 +352,8 @@ def test_a_tiled_map_says_so_and_opens_exact_windows(opener: Opener) -> None:
         assert tooltip(page, "token")[0].startswith(f"{rows[200]}–{rows[201] - 1} ")
         assert tooltip(page, "token")[1].startswith(f"{cols[199]}–{cols[200] - 1} ")
         assert number(tooltip(page, "base")[0]) == pytest.approx(float(maps.base.scores[200, 199]), rel=6e-3)
+        assert number(tooltip(page, "base")[1]) == pytest.approx(float(maps.base.extreme[200, 199]), rel=6e-3)
+        expect(page.locator(".tooltip")).to_contain_text("Base, largest in tile")
         canvas(page).click(position=place(page, 200, 199))
         expect_event(page, None, [int(rows[200]), int(cols[199])])
         expect(root(page)).to_have_attribute("data-window", "true")

@@ -107,6 +107,7 @@ class Panel {
     const { map, scales, options, header } = this.view;
     this.picture = new OffscreenCanvas(map.cols, map.rows);
     this.picture.getContext("2d").putImageData(paintPlane(map, this.name, scales[this.name], options.hideSink), 0, 0);
+    this.scaled = null;
     this.title.replaceChildren(make("span", `swatch ${this.name}`), document.createTextNode(panelTitle(header, this.name)));
     if (this.name === "difference") this.title.append(make("span", "formula", `${header.names[1]} − ${header.names[0]}`));
     this.canvas.setAttribute(
@@ -120,6 +121,7 @@ class Panel {
   /** Fit the canvas to a width in CSS pixels. */
   resize(width) {
     this.context.fontFamily = this.view.theme.font;
+    this.scaled = null;
     this.layout = layOut(this.view.map, this.view.header, width, this.context);
     const ratio = window.devicePixelRatio || 1;
     const { height, left, top, side } = this.layout;
@@ -142,13 +144,22 @@ class Panel {
     context.lineWidth = 1;
     context.strokeStyle = view.theme.line;
     context.strokeRect(layout.left - 0.5, layout.top - 0.5, layout.side + 1, layout.side + 1);
-    context.imageSmoothingEnabled = Math.min(layout.cellW, layout.cellH) * ratio < 1;
-    context.imageSmoothingQuality = "high";
-    context.drawImage(this.picture, layout.left, layout.top, layout.side, layout.side);
+    this.scaled ??= this.#scalePicture(Math.round(layout.side * ratio));
+    context.drawImage(this.scaled, layout.left, layout.top, layout.side, layout.side);
     if (layout.labels) this.#drawLabels();
     else this.#drawNumbers();
     this.#drawLock();
     this.#drawCursor();
+  }
+
+  /** The picture at screen size: hard edges where a cell has a pixel or more, averages where cells share a pixel. */
+  #scalePicture(side) {
+    const scaled = new OffscreenCanvas(side, side);
+    const context = scaled.getContext("2d");
+    context.imageSmoothingEnabled = Math.max(this.view.map.rows, this.view.map.cols) > side;
+    context.imageSmoothingQuality = "high";
+    context.drawImage(this.picture, 0, 0, side, side);
+    return scaled.transferToImageBitmap();
   }
 
   #drawLabels() {

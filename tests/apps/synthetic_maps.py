@@ -97,7 +97,8 @@ def cut(scores: np.ndarray, window: tuple[int, int, int, int] | None = None, poo
         means = (summed / count).astype(np.float32)
     exact = pool is None
     values = scores[r0:r1, c0:c1] if exact else means
-    return HeadMap(layer=3, head=0, score="signed", scores=values, attention=np.abs(values), row_edges=rows, col_edges=cols)
+    extreme = None if exact else largest(np.where(causal, scores, 0), rows, cols)
+    return HeadMap(3, 0, "signed", values, np.abs(values), row_edges=rows, col_edges=cols, extreme=extreme)
 
 
 def tiles(values: np.ndarray, rows: np.ndarray, cols: np.ndarray) -> np.ndarray:
@@ -105,8 +106,14 @@ def tiles(values: np.ndarray, rows: np.ndarray, cols: np.ndarray) -> np.ndarray:
     return np.add.reduceat(np.add.reduceat(values[: rows[-1], : cols[-1]], rows[:-1], 0), cols[:-1], 1)
 
 
+def largest(values: np.ndarray, rows: np.ndarray, cols: np.ndarray) -> np.ndarray:
+    """The entry of largest magnitude in each tile."""
+    high, low = (f.reduceat(f.reduceat(values, rows[:-1], 0), cols[:-1], 1) for f in (np.maximum, np.minimum))
+    return np.where(high >= -low, high, low)
+
+
 def synthetic_maps(case: Case, seed: int = 0, event: MapEvent | None = None) -> SyntheticMaps:
-    """The maps of a case; the seed is also the head: exact or tiled by size, the window that `event` asks for, and exact strips for its lock."""
+    """The maps of a case; the seed is also the head: exact or tiled by size, windowed by the event, with strips for a lock."""
     event = event or MapEvent()
     dense = dense_scores(case, seed)
     window = event.window(case.count)
