@@ -45,7 +45,7 @@ bench: setup fetch
 	$(PY) -m benchmarks.gpu --smoke
 
 adapter: setup fetch
-	$(PY) -m dexviz train --model $(MODEL) --corpus sotu --out adapters/$(MODEL) --seed 0
+	$(PY) -m dexviz train --model $(MODEL) --data sotu --out adapters/$(MODEL) --seed 0
 
 gallery: setup fetch
 	$(PY) -m benchmarks.gallery

