@@ -187,6 +187,8 @@ def test_a_click_locks_and_python_hears_of_it(opener: Opener) -> None:
         expect_event(page, {"query": 8, "key": 3})
         expect(root(page)).to_have_attribute("data-query", "8")
         expect(page.locator(".readout")).to_contain_text("query 8")
+        page.wait_for_timeout(500)
+        expect(page.locator(".tooltip"), "the rerun brought the same data and redrew nothing").to_be_visible()
         page.keyboard.press("Escape")
         expect_event(page, None)
         expect(root(page)).to_have_attribute("data-query", "")
