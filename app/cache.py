@@ -9,6 +9,7 @@ import json
 import logging
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,14 +17,17 @@ import streamlit as st
 
 from app import gallery, state
 from app.answers import Answers
+from app.estimate import Cost, cost, operations
 from dexviz.engine import get_engine
 from dexviz.errors import Cancelled, DexvizError
-from dexviz.requests import DescribePair, ModelInfo, PairInfo, PairSpec, Progress, Request, to_json
+from dexviz.requests import CaptureView, DescribePair, ModelInfo, PairInfo, PairSpec, Progress, Request, to_json
 
 _log = logging.getLogger(__name__)
 
 PATIENCE = 0.4
 """Seconds a page waits for the engine before it shows progress instead."""
+MIN_MEASURED = 1.0
+"""Seconds from which on a capture tells the machine's speed."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,16 @@ def _answers() -> Answers:
     return Answers(max_entries=96, max_bytes=512 << 20)
 
 
+@st.cache_resource(show_spinner=False)
+def _rates() -> dict[str, float]:
+    return {}
+
+
+def cost_of(info: PairInfo, tokens: int) -> Cost:
+    """What capturing so many tokens will take, going by what this process has measured."""
+    return cost(info, tokens, _rates().get(info.device))
+
+
 @st.cache_data(ttl=5, show_spinner=False)
 def models() -> list[ModelInfo]:
     """Models and adapters that can be chosen by name."""
@@ -74,15 +88,17 @@ def examples() -> list[gallery.Example]:
 
 def ask(*requests: Request, patience: float = PATIENCE) -> Outcome:
     """Answers to all requests if they are there within `patience` seconds; the engine goes on in the background otherwise."""
-    found = {key_of(request): _found_or_started(request) for request in requests}
+    found = [_found_or_started(request) for request in requests]
     deadline = time.monotonic() + patience
-    for key, value in found.items():
-        found[key] = value if value is not None else _settle(key, max(0.0, deadline - time.monotonic()))
-    for key in found:
-        if key in state.failures():
-            return Failed(_explain(state.failures()[key]))
-    waiting = tuple(state.tickets()[key] for key, value in found.items() if value is None)
-    return Pending(waiting) if waiting else Ready(tuple(found[key_of(request)] for request in requests))
+    for place, request in enumerate(requests):
+        if found[place] is None:
+            found[place] = _settle(request, max(0.0, deadline - time.monotonic()))
+    keys = [key_of(request) for request in requests]
+    failure = next((state.failures()[key] for key in keys if key in state.failures()), None)
+    if failure is not None:
+        return Failed(_explain(failure))
+    waiting = tuple(state.tickets()[key].name for key, value in zip(keys, found, strict=True) if value is None)
+    return Pending(waiting) if waiting else Ready(tuple(found))
 
 
 def key_of(request: Request) -> str:
@@ -97,38 +113,48 @@ def known_pair(pair: PairSpec) -> PairInfo | None:
 
 def progress(tickets: tuple[str, ...]) -> list[Progress]:
     """How far each ticket is."""
-    return [get_engine().progress(ticket) for ticket in tickets]
+    return [_progress(ticket) for ticket in tickets]
 
 
 def cancel(tickets: Iterable[str]) -> None:
     """Stop these tickets."""
     for ticket in tickets:
-        get_engine().cancel(ticket)
+        with suppress(DexvizError):
+            get_engine().cancel(ticket)
 
 
 def cancel_all() -> None:
     """Stop and forget whatever this session has running."""
-    cancel(state.tickets().values())
+    cancel(ticket.name for ticket in state.tickets().values())
     state.tickets().clear()
+
+
+def _progress(ticket: str) -> Progress:
+    """Progress of a ticket; one that the engine has forgotten counts as failed."""
+    try:
+        return get_engine().progress(ticket)
+    except DexvizError:
+        return Progress("failed", "", 0, 0)
 
 
 def _found_or_started(request: Request) -> Any | None:
     key = key_of(request)
     value = _answers().get(key)
     if value is None and key not in state.tickets() and key not in state.failures():
-        state.tickets()[key] = get_engine().submit(request)
+        state.tickets()[key] = state.Ticket(get_engine().submit(request), time.monotonic())
     return value
 
 
-def _settle(key: str, patience: float) -> Any | None:
+def _settle(request: Request, patience: float) -> Any | None:
     """The ticket's answer if it comes within `patience` seconds; a failure is noted in the session."""
+    key = key_of(request)
     ticket = state.tickets().get(key)
     if ticket is None:
         return None
     try:
-        value = get_engine().result(ticket, timeout=patience)
+        value = get_engine().result(ticket.name, timeout=patience)
     except Exception as error:
-        if isinstance(error, TimeoutError) and get_engine().progress(ticket).state in ("queued", "running", "done"):
+        if isinstance(error, TimeoutError) and _progress(ticket.name).state in ("queued", "running", "done"):
             return None
         if not isinstance(error, DexvizError | Cancelled):
             _log.exception("A request failed for a reason that is not the user's")
@@ -136,8 +162,17 @@ def _settle(key: str, patience: float) -> Any | None:
         value = None
     else:
         _answers().put(key, value)
+        _learn_speed(request, value, time.monotonic() - ticket.started)
     state.tickets().pop(key)
     return value
+
+
+def _learn_speed(request: Request, value: Any, seconds: float) -> None:
+    """Note how fast this machine is, once both views of a prompt have taken long enough to tell."""
+    if isinstance(request, CaptureView) and request.view == "variant" and seconds > MIN_MEASURED:
+        info = known_pair(request.pair)
+        if info is not None:
+            _rates()[info.device] = operations(info, len(value.tokens)) / seconds
 
 
 def _explain(error: Exception) -> str:

@@ -8,7 +8,7 @@ from dexviz.requests import PairInfo
 
 VIEWS = 2
 RATES = {"cpu": 4e10, "cuda": 2e13}
-"""Floating-point operations per second that a capture reaches, cautiously, by kind of device."""
+"""Floating-point operations per second that a capture reaches by kind of device, until this process has measured its own."""
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 STATISTICS = 7
 
@@ -25,12 +25,16 @@ class Cost:
         return f"about {time}, {max(1, round(self.memory / 2**20)):,} MB"
 
 
-def cost(info: PairInfo, tokens: int) -> Cost:
-    """Cost of capturing both views of a loaded pair: the forward pass, attention twice over, and the kept Q, K and V."""
+def operations(info: PairInfo, tokens: int) -> float:
+    """Floating-point operations of capturing both views: the forward pass, and attention once more."""
     attention = 4 * info.layers * info.heads * tokens**2 * info.head_width
-    operations = 2 * info.parameters * tokens + 2 * attention
+    return VIEWS * (2.0 * info.parameters * tokens + 2 * attention)
+
+
+def cost(info: PairInfo, tokens: int, rate: float | None = None) -> Cost:
+    """Cost of capturing both views of a loaded pair at `rate` operations per second; memory is the kept Q, K and V."""
     width = (info.heads + 2 * info.kv_heads) * info.head_width
     kept = info.layers * tokens * width * BYTES.get(info.dtype.removeprefix("torch."), 4)
     statistics = STATISTICS * info.layers * info.heads * tokens * 4
-    rate = RATES["cuda" if info.device.startswith("cuda") else "cpu"]
-    return Cost(VIEWS * operations / rate, VIEWS * (kept + statistics))
+    usual = RATES["cuda" if info.device.startswith("cuda") else "cpu"]
+    return Cost(operations(info, tokens) / (rate or usual), VIEWS * (kept + statistics))

@@ -39,6 +39,15 @@ class Ran:
 
 
 @dataclass(frozen=True)
+class Ticket:
+    """A request that the engine works on for this session."""
+
+    name: str
+    started: float
+    """Monotonic time in seconds."""
+
+
+@dataclass(frozen=True)
 class Selection:
     """Everything a page needs to know about this session's choices."""
 
@@ -176,7 +185,7 @@ def take_goto() -> str | None:
     return page
 
 
-def tickets() -> MutableMapping[str, str]:
+def tickets() -> MutableMapping[str, Ticket]:
     """Request key → ticket of what this session has running in the engine."""
     return st.session_state.setdefault("tickets", {})
 

@@ -6,7 +6,6 @@ import streamlit as st
 
 from app import cache, state
 from app.components.text import plain
-from app.estimate import cost
 from app.presets import PRESETS
 from app.state import Selection, Widget
 from dexviz.figures.numbers import three
@@ -61,8 +60,8 @@ def _variant_text(choice: Selection, info: PairInfo | None) -> str:
     if info is None:
         return "Not loaded yet."
     lam = [value for value, heads in zip(info.lam, info.selected, strict=True) if heads]
-    reach = f"λ {three(min(lam))} to {three(max(lam))}; " if lam else ""
-    return f"{reach}adapts {sum(map(len, info.selected))} of {info.layers * info.heads} heads"
+    ends = dict.fromkeys((three(min(lam)), three(max(lam)))) if lam else {}
+    return f"λ {' to '.join(ends)}; adapts {sum(map(len, info.selected))} of {info.layers * info.heads} heads"
 
 
 def _model_choice(choice: Selection, known: list[ModelInfo], titles: dict[str, str]) -> None:
@@ -124,7 +123,7 @@ def _size_text(choice: Selection, info: PairInfo | None) -> str:
         return plain(counted.text) if isinstance(counted, cache.Failed) else "Counting tokens."
     tokens = len(counted.values[0])
     text = f"{tokens:,} of {info.max_tokens:,} tokens"
-    return f":red[{text}: too long]" if tokens > info.max_tokens else f"{text} · {cost(info, tokens)}"
+    return f":red[{text}: too long]" if tokens > info.max_tokens else f"{text} · {cache.cost_of(info, tokens)}"
 
 
 def _view(choice: Selection) -> None:

@@ -7,6 +7,7 @@ import streamlit as st
 from app import cache
 from app.cache import Failed, Pending
 from app.components.text import plain
+from dexviz.requests import Progress
 
 ENDED = ("done", "failed", "cancelled")
 
@@ -31,9 +32,11 @@ def _follow(tickets: tuple[str, ...]) -> None:
     if all(step.state in ENDED for step in steps):
         st.rerun()
     ended = sum(step.state in ENDED for step in steps)
-    now = next((step for step in steps if step.state == "running"), None) or next(s for s in steps if s.state not in ENDED)
-    share = now.done / now.total if now.total else 0.0
-    counted = f"{now.done:,} of {now.total:,}" if now.total else ""
-    view = f"{('Base', 'Variant')[min(ended, 1)]}: " if len(steps) == 2 else ""
-    st.progress(min(1.0, (ended + share) / len(steps)), text=plain(f"{view}{now.stage or now.state} {counted}".strip()))
+    now = max((step for step in steps if step.state not in ENDED), key=_share)
+    counted = f", {now.done:,} of {now.total:,}" if now.total > 1 else ""
+    st.progress(min(1.0, (ended + _share(now)) / len(steps)), text=plain(f"{now.stage or now.state}{counted}"))
     st.button("Cancel", key="cancel", on_click=cache.cancel, args=(tickets,))
+
+
+def _share(step: Progress) -> float:
+    return step.done / step.total if step.total else 0.0

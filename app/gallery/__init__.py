@@ -77,38 +77,38 @@ class Example:
         )
 
 
-def recipes(folder: Path = FOLDER) -> list[Recipe]:
+def recipes() -> list[Recipe]:
     """All recipes in the order of the gallery."""
-    found = [_read_recipe(path) for path in folder.glob("*.json")]
+    found = [_read_recipe(path) for path in FOLDER.glob("*.json")]
     return sorted(found, key=lambda recipe: (recipe.order, recipe.name))
 
 
-def stamps(folder: Path = FOLDER) -> dict[str, float]:
+def stamps() -> dict[str, float]:
     """Examples whose snapshots are there, in order, with the time of their newest file."""
     times = {}
-    for recipe in recipes(folder):
-        files = [folder / f"{recipe.name}.json", *(snapshot_path(recipe.name, view, folder) for view in VIEWS)]
+    for recipe in recipes():
+        files = [FOLDER / f"{recipe.name}.json", *(snapshot_path(recipe.name, view) for view in VIEWS)]
         if all(path.is_file() for path in files):
             times[recipe.name] = max(path.stat().st_mtime for path in files)
     return times
 
 
-def load(name: str, folder: Path = FOLDER) -> Example:
+def load(name: str) -> Example:
     """One example from its files.
 
     Raises:
         SnapshotError: there is no such example, or its files are damaged.
     """
-    recipe = next((recipe for recipe in recipes(folder) if recipe.name == name), None)
+    recipe = next((recipe for recipe in recipes() if recipe.name == name), None)
     if recipe is None:
         raise SnapshotError("an example of the gallery", repr(name), "Open one of the cards on the Home page.")
-    base, variant = (load_snapshot(snapshot_path(name, view, folder)) for view in VIEWS)
+    base, variant = (load_snapshot(snapshot_path(name, view)) for view in VIEWS)
     return Example(recipe, base, variant, picked_head(recipe.pick, base, variant))
 
 
-def snapshot_path(name: str, view: str, folder: Path = FOLDER) -> Path:
+def snapshot_path(name: str, view: str) -> Path:
     """Where the snapshot of a view lies."""
-    return folder / f"{name}.{view}.safetensors"
+    return FOLDER / f"{name}.{view}.safetensors"
 
 
 def picked_head(pick: Pick, base: Capture, variant: Capture) -> tuple[int, int]:

@@ -75,7 +75,7 @@ def _cells(
     marker = {
         "symbol": ["square" if known else "x-thin-open" for known in np.isfinite(flat)],
         "size": size,
-        "color": [float(value) if np.isfinite(value) else None for value in flat],
+        "color": flat.tolist(),
         "colorscale": scale_of(scale),
         "cmin": low,
         "cmax": high,

@@ -15,4 +15,4 @@ def three(value: float, signed: bool = False) -> str:
         return "0"
     exponent = math.floor(math.log10(abs(float(f"{value:.2e}"))))
     text = f"{value:.2e}" if exponent < -4 or exponent > 5 else f"{value:.{max(0, 2 - exponent)}f}"
-    return f"+{text}" if signed and value > 0 else text.replace("-", "−", 1) if value < 0 else text
+    return f"+{text}" if signed and value > 0 else text.replace("-", "−")
