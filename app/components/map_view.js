@@ -151,11 +151,13 @@ class MapView {
 
   setOption(name, value) {
     this.options[name] = value;
+    this.pending = "";
     if (name !== "source" && name !== "clickLocksKey") this.#repaint();
     this.#refresh();
   }
 
   setLock(lock) {
+    this.pending = "";
     this.memory.lock = JSON.stringify(lock) === JSON.stringify(this.lock) ? null : lock;
     this.#refresh();
     this.#send();
