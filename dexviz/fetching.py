@@ -76,7 +76,7 @@ def resolve_model(name: str, *, progress: Report | None = None) -> Path:
     if name in KNOWN_MODELS:
         return fetch(name, progress=progress)
     folder = Path(name).expanduser()
-    if folder.is_dir():
+    if name and folder.is_dir():
         check_folder(folder)
         return folder
     if not HUB_ID.fullmatch(name):
@@ -97,7 +97,7 @@ def resolve_adapter(name: str, base: str | None = None) -> Path:
     if wanted in shipped:
         return shipped[wanted]
     folder = Path(name).expanduser()
-    if name != DEFAULT_ADAPTER and folder.is_dir():
+    if name not in (DEFAULT_ADAPTER, "") and folder.is_dir():
         return folder
     if HUB_ID.fullmatch(name):
         return _from_hub(name, ADAPTER_FILES, "adapter")
