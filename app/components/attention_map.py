@@ -64,11 +64,10 @@ class MapEvent:
 
     def strip_window(self, tokens: int) -> tuple[int, int, int, int] | None:
         """Window of the locked query's row or the locked key's column; None without a lock."""
-        if self.lock is None:
-            return None
-        if self.lock.query is not None:
-            return (self.lock.query, self.lock.query + 1, 0, tokens)
-        return (0, tokens, self.lock.key, self.lock.key + 1)
+        lock = self.lock or Lock()
+        if lock.query is not None:
+            return (lock.query, lock.query + 1, 0, tokens)
+        return None if lock.key is None else (0, tokens, lock.key, lock.key + 1)
 
 
 def decode_event(raw: object, tokens: Tokens) -> MapEvent:
@@ -79,10 +78,13 @@ def decode_event(raw: object, tokens: Tokens) -> MapEvent:
     def position(value: object) -> int | None:
         return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < len(tokens) else None
 
-    lock, focus = raw.get("lock"), raw.get("focus")
-    pinned = Lock(position(lock.get("query")), position(lock.get("key"))) if isinstance(lock, Mapping) else Lock()
-    pair = (position(focus.get("query")), position(focus.get("key"))) if isinstance(focus, Mapping) else (None, None)
-    return MapEvent(None if pinned == Lock() else pinned, None if None in pair else pair)
+    def pair(name: str) -> Lock:
+        value = raw.get(name)
+        return Lock(position(value.get("query")), position(value.get("key"))) if isinstance(value, Mapping) else Lock()
+
+    lock, focus = pair("lock"), pair("focus")
+    tile = None if focus.query is None or focus.key is None else (focus.query, focus.key)
+    return MapEvent(None if lock == Lock() else lock, tile)
 
 
 def attention_map(
