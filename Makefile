@@ -17,7 +17,7 @@ sum = $(shell cat $(1) | sha256sum | cut -c1-12)
 RUNTIME := $(VENV)/installed-$(call sum,requirements.txt constraints.txt)
 DEV := $(VENV)/installed-dev-$(call sum,requirements.txt constraints.txt requirements-dev.txt)
 
-.PHONY: run setup setup-dev fetch test lint format bench adapter gallery screenshots clean
+.PHONY: run setup setup-dev fetch test lint format bench adapter gallery screenshots clean check-python
 
 run: setup fetch
 	$(PY) -m dexviz serve --port $(PORT) --address $(ADDRESS)
@@ -57,9 +57,12 @@ clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(PY):
+	@$(MAKE) --silent check-python
+	$(PYTHON) -m venv $(VENV)
+
+check-python:
 	@test -n "$(PYTHON)" || { echo "dexviz needs Python 3.11 or later; none was found. On Debian or Ubuntu: apt install python3 python3-venv" >&2; exit 1; }
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "$(PYTHON) has no venv module. On Debian or Ubuntu: apt install python3-venv" >&2; exit 1; }
-	$(PYTHON) -m venv $(VENV)
 
 $(RUNTIME): | $(PY)
 	$(PIP) install -r requirements.txt -c constraints.txt

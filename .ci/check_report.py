@@ -1,24 +1,38 @@
-"""Fail where the browser tests did not run: python .ci/check_report.py REPORT (pytest's JUnit XML)."""
+"""Fail where a browser test did not run: python .ci/check_report.py REPORT IDS
+
+REPORT is pytest's JUnit XML; IDS holds the ids of the browser tests, one a line, as `pytest --collect-only -q` prints them.
+"""
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from xml.etree import ElementTree
 
 
-def main(path: str) -> str | None:
-    """Print the summary line; return what is wrong, or None."""
-    suite = ElementTree.parse(path).getroot().find("testsuite")
+def main(report: str, ids: str) -> str | None:
+    """Print the totals; return what is wrong, or None."""
+    suite = ElementTree.parse(report).getroot().find("testsuite")
     if suite is None:
-        return f"{path} holds no test suite"
-    cases = [case for case in suite.iter("testcase") if "browser" in case.get("classname", "")]
-    skipped = [case.get("name") for case in cases if case.find("skipped") is not None]
+        return f"{report} holds no test suite"
+    passed = [case for case in suite.iter("testcase") if not {child.tag for child in case} & {"skipped", "failure", "error"}]
+    ran = {f"{case.get('classname')}.{case.get('name')}" for case in passed}
+    wanted = [line for line in Path(ids).read_text(encoding="utf-8").splitlines() if "::" in line]
+    missing = [line for line in wanted if _dotted(line) not in ran]
     totals = ", ".join(f"{suite.get(key)} {key}" for key in ("tests", "failures", "errors", "skipped"))
-    sys.stdout.write(f"{totals}; {len(cases)} in the browser, in {float(suite.get('time', '0')):.0f} s\n")
-    if not cases:
-        return "no browser test ran"
-    return f"browser tests were skipped: {', '.join(map(str, skipped))}" if skipped else None
+    seconds = float(suite.get("time", "0"))
+    sys.stdout.write(f"{totals}; {len(wanted) - len(missing)} of {len(wanted)} in the browser; {seconds:.0f} s\n")
+    if not wanted:
+        return "there is no browser test"
+    return f"browser tests that did not pass: {', '.join(missing)}" if missing else None
+
+
+def _dotted(node_id: str) -> str:
+    """tests/test_a.py::test_b[c] → tests.test_a.test_b[c], as JUnit XML names it."""
+    path, _, rest = node_id.partition("::")
+    test, bracket, parameters = rest.partition("[")
+    return f"{path.removesuffix('.py').replace('/', '.')}.{test.replace('::', '.')}{bracket}{parameters}"
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(*sys.argv[1:]))
