@@ -59,7 +59,7 @@ def save_snapshot(capture: Capture, path: str | os.PathLike[str], *, compact: bo
 
 
 def load_snapshot(path: str | os.PathLike[str]) -> Capture:
-    """Read a snapshot; its arrays are read-only.
+    """Read a snapshot. Its arrays are read-only, and its provenance is as JSON has it: tuples come back as lists.
 
     Raises:
         SnapshotError: no such file, not a snapshot, of another version, truncated, or inconsistent.

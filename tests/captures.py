@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -82,7 +83,7 @@ def assert_same(loaded: Capture, saved: Capture) -> None:
         assert after[name].tobytes() == array.tobytes(), name
     assert list(loaded.stats) == list(saved.stats)
     assert loaded.request == saved.request
-    assert dict(loaded.provenance) == dict(saved.provenance)
+    assert dict(loaded.provenance) == json.loads(json.dumps(dict(saved.provenance)))
     assert (loaded.tokens.text, loaded.tokens.labels) == (saved.tokens.text, saved.tokens.labels)
     assert loaded.logits_top.labels == saved.logits_top.labels
     assert [(m.layer, m.head, m.score) for m in loaded.maps.values()] == [

@@ -165,14 +165,17 @@ def test_a_worker_thread_sees_the_context_it_is_given(name):
 
 @every_family
 def test_gradients_under_checkpointing_equal_the_stock_gradients(name):
-    ids, seen = prompt(TOKENS), []
+    """On a batch with left padding, whose rows see nothing: their undefined softmax must not leak into any gradient."""
+    ids, mask, seen = prompt(TOKENS, batch=2), torch.ones(2, TOKENS, dtype=torch.long), []
+    mask[1, :9] = 0
+    labels = ids.masked_fill(mask.cumsum(dim=1) < 2, -100)
     plain, checkpointed = (without_dropout(build(name)).train() for _ in range(2))
     attention.adopt(checkpointed)
     checkpointed.activation_checkpointing_enable()
     with attention.active(None, seen.append):
-        checkpointed(ids, labels=ids, use_cache=False).loss.backward()
+        checkpointed(ids, attention_mask=mask, labels=labels, use_cache=False).loss.backward()
     assert {call.layer for call in seen} == set(range(FAMILIES[name].layers))
-    plain(ids, labels=ids, use_cache=False).loss.backward()
+    plain(ids, attention_mask=mask, labels=labels, use_cache=False).loss.backward()
     gradients = {key: p.grad for key, p in checkpointed.named_parameters()}
     for key, parameter in plain.named_parameters():
         torch.testing.assert_close(gradients[key], parameter.grad, atol=2e-6, rtol=1e-3, msg=lambda m, key=key: f"{key}: {m}")
