@@ -6,11 +6,15 @@ RUN apt-get update \
  && rm -rf /var/lib/apt/lists/* \
  && useradd --create-home dexviz
 
+# Where packages come from, for those who build behind a mirror: --build-arg PIP_INDEX_URL=…
+ARG PIP_INDEX_URL
+ARG PIP_EXTRA_INDEX_URL
+
 WORKDIR /srv/dexviz
 COPY requirements.txt constraints.txt ./
 RUN pip install --no-cache-dir -r requirements.txt -c constraints.txt
-COPY . .
-RUN pip install --no-cache-dir --no-deps --editable . && chown -R dexviz:dexviz /srv/dexviz
+COPY --chown=dexviz:dexviz . .
+RUN pip install --no-cache-dir --no-deps --editable .
 
 USER dexviz
 ENV DEXVIZ_HOME=/home/dexviz/.cache/dexviz
