@@ -8,6 +8,7 @@ import streamlit as st
 
 from app import cache, state
 from app.components.sidebar import sidebar
+from app.routing import routed
 from dexviz.requests import DescribePair
 
 HERE = Path(__file__).parent
@@ -21,7 +22,7 @@ def main() -> None:
     state.begin(cache.models())
     pages = {
         "home": st.Page(HERE / "pages" / "home.py", title="Home", default=True),
-        "heads": st.Page(HERE / "pages" / "heads.py", title="Heads", url_path="heads"),
+        "heads": st.Page(HERE / "pages" / "heads.py", title="Heads"),
     }
     chosen = st.navigation(list(pages.values()), position="top")
     goto = state.take_goto()
@@ -31,7 +32,9 @@ def main() -> None:
     if choice.ran is not None and choice.example is None:
         cache.ask(DescribePair(choice.ran.pair), patience=0.05)
     sidebar()
-    chosen.run()
+    with routed():
+        chosen.run()
 
 
-main()
+if __name__ == "__main__":
+    main()

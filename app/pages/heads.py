@@ -13,6 +13,7 @@ from app.components.head_line import head_line, statistics_table
 from app.components.maps import maps_panel
 from app.components.rows_panel import rows_panel
 from app.components.waiting import show_failure, stand_in
+from app.routing import show
 from app.source import Source, Stored
 from dexviz.records import Capture
 
@@ -29,12 +30,12 @@ def page() -> None:
     else:
         outcome = here.captures()
         if isinstance(outcome, Ready):
-            show(here, *outcome.values)
+            show_heads(here, *outcome.values)
         else:
             stand_in(outcome, SKELETON)
 
 
-def show(here: Source, base: Capture, variant: Capture) -> None:
+def show_heads(here: Source, base: Capture, variant: Capture) -> None:
     """Left the grid; right the selected head."""
     state.keep_head_within(base.layers, base.heads)
     choice = state.current()
@@ -54,4 +55,4 @@ def show(here: Source, base: Capture, variant: Capture) -> None:
         gain_panel(variant, maps and maps[1])
 
 
-page()
+show(page)

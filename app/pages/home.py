@@ -8,6 +8,7 @@ from app import cache
 from app.cache import Failed
 from app.components.cards import COLUMNS, card
 from app.components.waiting import show_failure
+from app.routing import show
 from dexviz.errors import SnapshotError
 
 INTRODUCTION = (
@@ -35,4 +36,4 @@ def page() -> None:
                 card(example)
 
 
-page()
+show(page)
