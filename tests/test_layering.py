@@ -20,7 +20,7 @@ LAYERS = (
     {"attention"},
     {"adapter", "catalogue", "corpora", "fetching", "models", "projection", "selfcheck", "tokens"},
     {"headmaps", "recorder", "scores", "snapshot", "snapshot_layout"},
-    {"heldout", "modelcard", "probes", "training"},
+    {"heldout", "modelcard", "probes", "trainer", "training"},
     {"engine", "serving"},
     {"__main__", "cli", "commands"},
 )
