@@ -100,7 +100,9 @@ def load_adapter(name: str, base: LoadedModel, *, force: bool = False) -> DexAda
         adapter.load_state_dict({key: tensor.float() for key, tensor in load_file(folder / ADAPTER_WEIGHTS).items()})
     except (SafetensorError, OSError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:200]
-        raise AdapterError(f"undamaged weights in {folder / ADAPTER_WEIGHTS}", reason, "Copy or train the adapter again.") from error
+        raise AdapterError(
+            f"undamaged weights in {folder / ADAPTER_WEIGHTS}", reason, "Copy or train the adapter again."
+        ) from error
     adapter.set_step(int(data.get("step", config.steps)))
     return adapter.eval().requires_grad_(False)
 
@@ -152,7 +154,10 @@ def merged_projections(view: View) -> dict[str, Tensor]:
                 "Use the adapter unmerged.",
             )
         rows = projection.rows(target).detach().double().clone()
-        keep = torch.eye(adapter.config.width, dtype=torch.float64, device=rows.device) - operator.lam().double() * operator.w_d.double()
+        keep = (
+            torch.eye(adapter.config.width, dtype=torch.float64, device=rows.device)
+            - operator.lam().double() * operator.w_d.double()
+        )
         for head in heads:
             span = slice(head * adapter.config.width, (head + 1) * adapter.config.width)
             rows[span] = keep @ rows[span]
@@ -189,7 +194,9 @@ def _prove(view: View, folder: Path) -> None:
     deviation = float((merged.model(ids, use_cache=False).logits - expected).abs().max() / expected.abs().max().clamp(min=1e-6))
     if not deviation <= _MERGE_TOLERANCE.get(view.model.dtype, _COARSE_MERGE_TOLERANCE):
         raise AdapterError(
-            "merged logits equal to the unmerged variant's", f"a relative deviation of {deviation:.2g}", "Use the adapter unmerged."
+            "merged logits equal to the unmerged variant's",
+            f"a relative deviation of {deviation:.2g}",
+            "Use the adapter unmerged.",
         )
 
 
@@ -217,7 +224,9 @@ def new_folder(target: Path, *, replaces: str | None) -> Iterator[Path]:
         work.chmod(0o755)
         _swap(work, target)
     except (OSError, SafetensorError) as error:
-        raise AdapterError(f"room to write {target}", " ".join(str(error).split()), "Free space or choose another --out.") from error
+        raise AdapterError(
+            f"room to write {target}", " ".join(str(error).split()), "Free space or choose another --out."
+        ) from error
     finally:
         shutil.rmtree(work, ignore_errors=True)
 

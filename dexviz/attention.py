@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
-from transformers.masking_utils import sdpa_mask
+from transformers.masking_utils import causal_mask_function, sdpa_mask
 
 from dexviz.dex import DexAdapter, DexOperator
 from dexviz.errors import CaptureError, ModelError
@@ -169,7 +169,7 @@ def _attention(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     inputs = AttentionInputs(query, key, value, scale, mask, softcap, s_aux, position_bias)
     o_BHNE = adapted_BHNE = attention_output(inputs, dropout)
-    layer = int(module.layer_idx)
+    layer = int(cast(int, module.layer_idx))
     adapter = _active_adapter(module)
     operator = adapter.operator(layer) if adapter is not None else None
     if operator is not None:
@@ -180,9 +180,7 @@ def _attention(
     return adapted_BHNE.transpose(1, 2).contiguous(), None
 
 
-def _described(
-    mask: Tensor | None, query: Tensor, key: Tensor, value: Tensor, causal: bool
-) -> tuple[MaskSpec, Tensor, Tensor]:
+def _described(mask: Tensor | None, query: Tensor, key: Tensor, value: Tensor, causal: bool) -> tuple[MaskSpec, Tensor, Tensor]:
     """The mask as a MaskSpec, and keys and values cropped where they are padded at the end (static caches)."""
     queries, keys = query.shape[2], key.shape[2]
     if mask is not None:
@@ -207,7 +205,7 @@ def _mask(
     kv_length: int,
     q_offset: int | Tensor = 0,
     kv_offset: int = 0,
-    mask_function: Callable[..., Tensor] | None = None,
+    mask_function: Callable[..., Any] = causal_mask_function,
     attention_mask: Tensor | None = None,
     local_size: int | None = None,
     allow_is_causal_skip: bool = True,
@@ -227,11 +225,11 @@ def _mask(
         return None
 
     def block(r0: int, r1: int, c0: int, c1: int) -> Tensor:
-        return sdpa_mask(
+        dense = sdpa_mask(
             batch_size=batch_size,
             q_length=r1 - r0,
             kv_length=c1 - c0,
-            q_offset=q_offset + r0,
+            q_offset=cast(int, q_offset) + r0,
             kv_offset=kv_offset + c0,
             mask_function=mask_function,
             attention_mask=attention_mask,
@@ -239,6 +237,8 @@ def _mask(
             use_vmap=use_vmap,
             device=device,
         )
+        assert dense is not None, "neither skip is allowed"
+        return dense
 
     return _DescribedMask.of(MaskSpec(q_length, kv_length, block), batch_size, device)
 

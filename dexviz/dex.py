@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -41,9 +41,11 @@ class DexConfig:
         heads = tuple(tuple(sorted({int(h) for h in layer})) for layer in self.heads)
         object.__setattr__(self, "heads", heads)
         for layer, chosen in enumerate(heads):
-            if chosen and not (0 <= chosen[0] and chosen[-1] < self.query_heads):
+            if chosen and not (chosen[0] >= 0 and chosen[-1] < self.query_heads):
                 raise AdapterError(
-                    f"heads within 0..{self.query_heads - 1}", f"{list(chosen)} in layer {layer}", "Choose heads that the model has."
+                    f"heads within 0..{self.query_heads - 1}",
+                    f"{list(chosen)} in layer {layer}",
+                    "Choose heads that the model has.",
                 )
         if self.width < 1 or self.steps < 0 or not any(heads):
             raise AdapterError(
@@ -122,8 +124,7 @@ class DexAdapter(nn.Module):
 
     def operator(self, layer: int) -> DexOperator | None:
         """The layer's operator, or None where no head of it is selected."""
-        name = str(layer)
-        return self.operators[name] if name in self.operators else None  # type: ignore[return-value]
+        return cast("DexOperator | None", self.operators._modules.get(str(layer)))
 
     def lambdas(self) -> list[float]:
         """λ_l(t) of every layer; 0 where a layer has no operator."""

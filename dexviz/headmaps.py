@@ -48,7 +48,9 @@ class MapWriter:
         if rows.start >= rows.stop or cols.start >= cols.stop:
             return
         cut = part_RC[rows.start - block.start : rows.stop - block.start, cols.start - block.c0 : cols.stop - block.c0]
-        target[rows.start - self.r0 : rows.stop - self.r0, cols.start - self.c0 : cols.stop - self.c0] = cut.float().cpu().numpy()
+        target[rows.start - self.r0 : rows.stop - self.r0, cols.start - self.c0 : cols.stop - self.c0] = (
+            cut.float().cpu().numpy()
+        )
 
     def finish(self) -> HeadMap:
         """The map, once all rows are in."""
@@ -69,7 +71,13 @@ class MapWriter:
 
 @torch.inference_mode()
 def head_map(
-    record: LayerRecord, head: int, *, score: str = "signed", space: str = "value", window: Window | None = None, pool: int | None = None
+    record: LayerRecord,
+    head: int,
+    *,
+    score: str = "signed",
+    space: str = "value",
+    window: Window | None = None,
+    pool: int | None = None,
 ) -> HeadMap:
     """One head's map, from the Q, K and V that a capture kept.
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from dexviz import attention, diff
@@ -89,7 +89,11 @@ class ModelPair:
         from dexviz.tokens import tokenize
 
         if self.base.loaded.tokenizer is None:
-            raise ModelError("a model with a tokenizer", f"{self.base.loaded.name} without one", "Pass token ids, or load a folder that has one.")
+            raise ModelError(
+                "a model with a tokenizer",
+                f"{self.base.loaded.name} without one",
+                "Pass token ids, or load a folder that has one.",
+            )
         limit = min(self.base.loaded.max_tokens, self.variant.loaded.max_tokens)
         return tokenize(self.base.loaded.tokenizer, text, chat=chat, max_tokens=limit)
 
@@ -142,7 +146,7 @@ def make_pair(
     if adapter is None:
         return ModelPair(base, View("variant", loaded, title=loaded.name))
     if loaded.layout.differential:
-        raise AdapterError("a model without differential attention", f"{loaded.name}, a DIFF Transformer", "Use DEX on a standard model.")
+        raise differential(loaded)
     if isinstance(adapter, str):
         from dexviz.adapter import load_adapter
 
@@ -180,7 +184,7 @@ def load_model(
             "Check the name, the folder's files and the disk.",
         ) from error
     try:
-        model = model.to(target).eval().requires_grad_(False)
+        nn.Module.to(model, target).eval().requires_grad_(False)
     except (RuntimeError, AssertionError) as error:
         raise ModelError(f"a usable device, got asked for {target}", _first_line(error), "Choose --device cpu.") from error
     return wrap_model(model, reader, name=str(name))
@@ -244,9 +248,25 @@ def _check_tokenizers(base: LoadedModel, variant: LoadedModel) -> None:
     if base.tokenizer is None or variant.tokenizer is None:
         return
     if base.tokenizer.get_vocab() != variant.tokenizer.get_vocab():
-        raise ModelError("two models with the same tokenizer", f"{base.name} and {variant.name}, which differ", "Compare models of one family.")
+        raise ModelError(
+            "two models with the same tokenizer",
+            f"{base.name} and {variant.name}, which differ",
+            "Compare models of one family.",
+        )
 
 
 def _first_line(error: Exception) -> str:
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
+
+
+def no_tokenizer(loaded: LoadedModel) -> ModelError:
+    """What to tell someone who needs text where the model has no tokenizer."""
+    return ModelError("a model with a tokenizer", f"{loaded.name} without one", "Load a folder that has one.")
+
+
+def differential(loaded: LoadedModel) -> AdapterError:
+    """The refusal of DEX on a DIFF Transformer."""
+    return AdapterError(
+        "a model without differential attention", f"{loaded.name}, a DIFF Transformer", "Use DEX on a standard model."
+    )

@@ -190,7 +190,7 @@ class _Recording:
         """Raise unless every layer that has attention was seen, and every map was made."""
         missing = set(self.view.layout.modules) - set(self.layers)
         if missing or self._waiting is not None:
-            raise CaptureError("every attention layer in the pass", f"none of {sorted(missing)}", "Report this model: the pass is incomplete.")
+            raise CaptureError("every attention layer in the pass", f"none of {sorted(missing)}", "Report this model.")
         if lost := set(self.request.maps) - set(self.maps):
             raise CaptureError("maps of layers that have softmax attention", str(sorted(lost)), "Choose other layers.")
 
@@ -203,25 +203,29 @@ class _Recording:
         return Capture(
             tokens=tokens,
             request=self.request,
-            stats={name: self._stacked(lambda r, name=name: r.stats[name]) for name in first.stats},
+            stats={name: self._stacked({la: r.stats[name] for la, r in self.layers.items()}) for name in first.stats},
             lam=np.asarray(self.view.lambdas(), dtype=np.float32),
             selected=select(heads, layout.layers, self.heads).numpy(),
             logits_top=top,
             provenance=self._provenance(),
             maps={key: self.maps[key] for key in self.request.maps},
-            pooled=self._stacked(lambda r: r.pooled) if first.pooled is not None else None,
-            pooled_extreme=self._stacked(lambda r: r.extreme) if first.extreme is not None else None,
-            similarity={name: self._stacked(lambda r, name=name: r.similarity[name]) for name in first.similarity},
-            delta_norm=self._stacked(lambda r: None if r.delta is None else r.delta[0], fill=0.0) if deltas else None,
-            delta_cosine=self._stacked(lambda r: None if r.delta is None else r.delta[1], fill=1.0) if deltas else None,
+            pooled=self._stacked({la: r.pooled for la, r in self.layers.items()}),
+            pooled_extreme=self._stacked({la: r.extreme for la, r in self.layers.items()}),
+            similarity={
+                name: self._stacked({la: r.similarity[name] for la, r in self.layers.items()}) for name in first.similarity
+            },
+            delta_norm=self._stacked({la: d[0] for la, d in deltas.items()}, fill=0.0),
+            delta_cosine=self._stacked({la: d[1] for la, d in deltas.items()}, fill=1.0),
         )
 
-    def _stacked(self, of: Callable[[_LayerResult], Tensor | None], fill: float = float("nan")) -> np.ndarray:
-        """One array over all layers, float32 [L, …]; layers that have nothing are filled."""
-        parts = {layer: part.float().cpu().numpy() for layer, r in self.layers.items() if (part := of(r)) is not None}
-        shape = next(iter(parts.values())).shape
+    def _stacked(self, parts: Mapping[int, Tensor | None], fill: float = float("nan")) -> Any:
+        """One array over all layers, float32 [L, …], layers without a part filled; None where no layer has one."""
+        known = {layer: part.float().cpu().numpy() for layer, part in parts.items() if part is not None}
+        if not known:
+            return None
+        shape = next(iter(known.values())).shape
         stacked = np.full((self.view.layout.layers, *shape), fill, dtype=np.float32)
-        for layer, part in parts.items():
+        for layer, part in known.items():
             stacked[layer] = part
         return stacked
 

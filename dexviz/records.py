@@ -38,7 +38,9 @@ class Statistic:
 STATISTICS: dict[str, Statistic] = {
     s.name: s
     for s in (
-        Statistic("entropy", "Entropy", "nats", "Entropy of the row's shares |S| / Σ|S|; exp of it is the number of keys in use."),
+        Statistic(
+            "entropy", "Entropy", "nats", "Entropy of the row's shares |S| / Σ|S|; exp of it is the number of keys in use."
+        ),
         Statistic("sink", "Sink mass", "share", "Share of |S| on the first token(s) of the prompt."),
         Statistic("local", "Local mass", "share", "Share of |S| on the last few tokens up to the query itself."),
         Statistic("sparsity", "Sparsity", "share", "Share of causal entries (key ≤ query) with |S| below the threshold."),
@@ -137,12 +139,16 @@ class CaptureRequest:
         for layer, head in self.maps:
             if not (0 <= layer < layers and 0 <= head < heads):
                 raise CaptureError(
-                    f"maps within layers 0..{layers - 1} and heads 0..{heads - 1}", f"L{layer}·H{head}", "Choose a head the model has."
+                    f"maps within layers 0..{layers - 1} and heads 0..{heads - 1}",
+                    f"L{layer}·H{head}",
+                    "Choose a head the model has.",
                 )
         for name, (start, stop) in self.spans.items():
             if not 0 <= start < stop <= tokens:
                 raise CaptureError(
-                    f"span {name!r} half-open within 0..{tokens}", f"({start}, {stop})", "Choose a span of tokens inside the prompt."
+                    f"span {name!r} half-open within 0..{tokens}",
+                    f"({start}, {stop})",
+                    "Choose a span of tokens inside the prompt.",
                 )
 
     def to_json(self) -> dict[str, Any]:

@@ -123,7 +123,9 @@ def _by_layer(model: PreTrainedModel, calls: list[AttentionCall]) -> tuple[dict[
     for call in calls:
         earlier = first.setdefault(call.layer, call)
         seen[call.layer] = seen.get(call.layer, 0) + 1
-        if not (torch.equal(earlier.inputs.q_BHND, call.inputs.q_BHND) and torch.equal(earlier.inputs.k_BGMD, call.inputs.k_BGMD)):
+        if not (
+            torch.equal(earlier.inputs.q_BHND, call.inputs.q_BHND) and torch.equal(earlier.inputs.k_BGMD, call.inputs.k_BGMD)
+        ):
             raise _failed(model, "one attention map a layer and head", f"several different ones in layer {call.layer}")
     if len(set(seen.values())) != 1 or max(seen.values()) > 2:
         raise _failed(model, "the same number of attention calls in every layer, one or two", str(sorted(seen.values())))
@@ -181,5 +183,7 @@ def _direct_projections(
 
 def _failed(model: PreTrainedModel, expected: str, got: str) -> ModelError:
     return ModelError(
-        expected, f"{got} in {model.config.model_type}", "dexviz would show wrong maps of this model, so it refuses it; choose another."
+        expected,
+        f"{got} in {model.config.model_type}",
+        "dexviz would show wrong maps of this model, so it refuses it; choose another.",
     )

@@ -12,8 +12,8 @@ from dexviz.engine import Task
 from dexviz.errors import DexvizError
 from dexviz.headmaps import head_map
 from dexviz.models import LoadedModel, ModelPair, View, load_model, make_pair
-from dexviz.records import Capture, CaptureRequest, HeadMap, Tokens
 from dexviz.recorder import capture
+from dexviz.records import Capture, CaptureRequest, HeadMap, Tokens
 from dexviz.requests import CaptureView, DescribePair, MapHead, PairInfo, PairSpec, Prompt, Request, TokenizePrompt
 from dexviz.scores import LayerRecord
 
@@ -144,7 +144,9 @@ class Server:
     def _map_head(self, request: MapHead, task: Task) -> HeadMap:
         view, tokens = self._prepared(request.pair, request.prompt, request.view, task)
         if not 0 <= request.layer < view.layout.layers:
-            CaptureRequest(maps=((request.layer, request.head),)).check_against(view.layout.layers, view.layout.heads, len(tokens))
+            CaptureRequest(maps=((request.layer, request.head),)).check_against(
+                view.layout.layers, view.layout.heads, len(tokens)
+            )
         key = (request.pair, request.prompt, request.view)
         record = self._kept_layer(key, request.layer)
         if record is None:

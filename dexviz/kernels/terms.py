@@ -65,9 +65,7 @@ def score_rows(score: ScoreMap, start: int, stop: int) -> ScoreBlock:
     """S of all score heads for the rows [start, stop). One prompt (batch of one)."""
     block = softmax_rows(score.inputs, start, stop)
     every = tuple(range(score.inputs.heads))
-    a_TSRC = tuple(
-        block.a_BHRC[0] if term.heads_S == every else block.a_BHRC[0, list(term.heads_S)] for term in score.terms
-    )
+    a_TSRC = tuple(block.a_BHRC[0] if term.heads_S == every else block.a_BHRC[0, list(term.heads_S)] for term in score.terms)
     s_SRC = _summed(score.terms, a_TSRC, slice(start, stop), slice(block.c0, block.c1))
     return ScoreBlock(s_SRC, a_TSRC, start, stop, block.c0, block.c1)
 
