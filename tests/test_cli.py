@@ -28,6 +28,7 @@ from dexviz.fetching import fetch
 from dexviz.models import load_model
 from tests.families import VOCAB, build
 
+pytestmark = pytest.mark.model
 ROOT = Path(__file__).resolve().parent.parent
 COMMANDS = ("fetch", "models", "capture", "train", "merge", "serve")
 Run = Callable[..., tuple[int, str, str]]

@@ -16,6 +16,7 @@ from dexviz.corpora import documents, held_out_text, pack
 from dexviz.errors import TrainingError
 from dexviz.fetching import fetch
 
+pytestmark = pytest.mark.model
 TEXTS = ["The first text, about cats.", "A second one, about dogs and their many walks.", "日本語の文章です。"]
 
 
@@ -74,9 +75,7 @@ def test_unreachable_data_set_is_one_clear_line(monkeypatch: pytest.MonkeyPatch)
         raise ConnectionError("no network\nat all")
 
     monkeypatch.setattr("datasets.load_dataset", load)
-    with pytest.raises(
-        TrainingError, match=r"'owner/name', split 'train', got ConnectionError: no network\. Check"
-    ):
+    with pytest.raises(TrainingError, match=r"'owner/name', split 'train', got ConnectionError: no network\. Check"):
         list(documents("owner/name"))
 
 

@@ -19,6 +19,7 @@ from dexviz.errors import AdapterError, ModelError
 from dexviz.fetching import fetch, resolve_adapter, resolve_model
 from tests.families import build
 
+pytestmark = pytest.mark.model
 MODEL = KNOWN_MODELS[DEFAULT_MODEL]
 NO_INDEX = "ERROR: No matching distribution found"
 

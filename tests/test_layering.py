@@ -32,9 +32,10 @@ DOOR = "dexviz.engine"
 """Where pages leave torch behind: what the engine imports is its own affair."""
 PARTNERS = (
     {"dexviz.adapter", "dexviz.models"},  # loading a pair attaches an adapter, merging an adapter loads a pair
+    {"app.main", "app.routing"},  # a page that is opened on its own hands over to the router
     {"dexviz.engine", "dexviz.serving"},  # the engine starts its server on the first request, so that importing it is light
 )
-"""Pairs in one layer that need each other; one of the two imports stands inside a function."""
+"""Pairs that need each other; one of the two imports stands inside a function."""
 
 
 def modules(root: Path) -> dict[str, Path]:

@@ -15,6 +15,7 @@ from dexviz.errors import ModelError, PromptError
 from dexviz.fetching import fetch
 from dexviz.tokens import label_ids, special_ids, tokenize
 
+pytestmark = pytest.mark.model
 CODE = "def f(x):\n\treturn x ** 2  # ok\r\n"
 AWKWARD = {
     "emoji": "a 😀 family 👨\u200d👩\u200d👧 flag 🇫🇷",
