@@ -18,6 +18,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from dexviz import attention
 from dexviz.errors import ModelError
+from dexviz.kernels.output import BLOCK_ROWS
 from dexviz.selfcheck import check
 from tests.families import FAMILIES, NO_MERGE, REFUSED, WINDOW, build, prompt
 
@@ -112,6 +113,19 @@ def test_padding_is_hidden_as_in_eager(name, side):
     ids, mask = prompt(TOKENS, batch=3), torch.ones(3, TOKENS, dtype=torch.long)
     for row, padding in enumerate((0, 4, 9)):
         mask[row, slice(0, padding) if side == "left" else slice(TOKENS - padding, TOKENS)] = 0
+    logits, maps = eager_maps(name, ids, attention_mask=mask)
+    result, mine = recorded(lambda: seam(name)(ids, attention_mask=mask, use_cache=False))
+    real = mask.bool()
+    for (_, a_BHNN), eager in zip(mine, maps, strict=True):
+        torch.testing.assert_close(a_BHNN.transpose(1, 2)[real], eager.transpose(1, 2)[real], atol=1e-5, rtol=0)
+    torch.testing.assert_close(result.logits[real], logits[real], atol=3e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "gpt_oss", "llama4"])
+def test_prompts_of_several_row_blocks(name):
+    """Longer than one block of query rows, the second prompt with left padding."""
+    ids, mask = prompt(BLOCK_ROWS + 18, batch=2), torch.ones(2, BLOCK_ROWS + 18, dtype=torch.long)
+    mask[1, :40] = 0
     logits, maps = eager_maps(name, ids, attention_mask=mask)
     result, mine = recorded(lambda: seam(name)(ids, attention_mask=mask, use_cache=False))
     real = mask.bool()
