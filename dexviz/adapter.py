@@ -1,10 +1,7 @@
-"""DEX adapters on disk, and merging one into a plain checkpoint.
+"""DEX adapters on disk.
 
 An adapter is a folder: `adapter_config.json` (versioned), `adapter_model.safetensors` (half precision), and, where training
 wrote it, `training_log.jsonl` and `README.md`. Folders appear whole or not at all: they are written beside and renamed.
-
-Merging is exact where W_O directly follows attention: with row vectors, W_O,h ← (I − λ W_D) W_O,h for selected heads
-(README, "What is computed").
 """
 
 from __future__ import annotations
@@ -15,24 +12,21 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
-from dexviz import projection
 from dexviz.catalogue import ADAPTER_CONFIG, ADAPTER_WEIGHTS, adapter_config
 from dexviz.dex import DexAdapter, DexConfig
 from dexviz.errors import AdapterError
 from dexviz.fetching import resolve_adapter
-from dexviz.models import LoadedModel, View, load_model
+
+if TYPE_CHECKING:
+    from dexviz.models import LoadedModel
 
 FORMAT_VERSION = 1
-_MERGE_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-8}
-_COARSE_MERGE_TOLERANCE = 5e-2
-"""Half-precision models: largest logit deviation as a share of the largest logit."""
 
 
 def save_adapter(
@@ -131,75 +125,6 @@ def _check_base(config: DexConfig, data: Mapping[str, Any], base: LoadedModel, f
     warnings.warn(str(error), stacklevel=3)
 
 
-def merged_projections(view: View) -> dict[str, Tensor]:
-    """Parameter name → merged W_O weight, in the base's layout and type, of every layer that DEX adapts.
-
-    Raises:
-        AdapterError: there is no adapter, or something lies between attention and W_O.
-    """
-    adapter, layout = view.adapter, view.layout
-    if adapter is None:
-        raise AdapterError("a view with a DEX adapter", f"the {view.name} view without one", "Load the pair with an adapter.")
-    names = {id(parameter): name for name, parameter in view.model.named_parameters()}
-    merged: dict[str, Tensor] = {}
-    for layer, heads in enumerate(adapter.config.heads):
-        operator = adapter.operator(layer)
-        if operator is None:
-            continue
-        target = layout.projections.get(layer)
-        if target is None:
-            raise AdapterError(
-                "a model whose output projection directly follows attention",
-                f"{view.loaded.name}, where a norm or gate lies in between in layer {layer}",
-                "Use the adapter unmerged.",
-            )
-        rows = projection.rows(target).detach().double().clone()
-        keep = (
-            torch.eye(adapter.config.width, dtype=torch.float64, device=rows.device)
-            - operator.lam().double() * operator.w_d.double()
-        )
-        for head in heads:
-            span = slice(head * adapter.config.width, (head + 1) * adapter.config.width)
-            rows[span] = keep @ rows[span]
-        weight = rows.T if isinstance(target, torch.nn.Linear) else rows
-        merged[names[id(target.weight)]] = weight.to(target.weight.dtype).contiguous()
-    return merged
-
-
-@torch.no_grad()
-def merge(view: View, out: str | Path) -> Path:
-    """Write the variant as a plain checkpoint that any runtime loads, and prove that its logits are the variant's.
-
-    Raises:
-        AdapterError: no exact merge exists, the folder is in use, the disk is full, or the logits differ.
-    """
-    weights = merged_projections(view)
-    with new_folder(Path(out), replaces=None) as work:
-        state = {**view.model.state_dict(), **weights}
-        view.model.save_pretrained(work, state_dict=state)
-        if view.loaded.tokenizer is not None:
-            view.loaded.tokenizer.save_pretrained(work)
-        _prove(view, work)
-    return Path(out)
-
-
-def _prove(view: View, folder: Path) -> None:
-    """Compare logits of the checkpoint in `folder` with the unmerged variant's on a probe batch."""
-    vocabulary = int(view.model.config.get_text_config().vocab_size)
-    ids = torch.randint(0, vocabulary, (2, 33), generator=torch.Generator().manual_seed(1)).to(view.model.device)
-    with view.active():
-        expected = view.model(ids, use_cache=False).logits
-    dtype = str(view.model.dtype).removeprefix("torch.")
-    merged = load_model(str(folder), device=str(view.model.device), dtype=dtype, tokenizer=view.loaded.tokenizer is not None)
-    deviation = float((merged.model(ids, use_cache=False).logits - expected).abs().max() / expected.abs().max().clamp(min=1e-6))
-    if not deviation <= _MERGE_TOLERANCE.get(view.model.dtype, _COARSE_MERGE_TOLERANCE):
-        raise AdapterError(
-            "merged logits equal to the unmerged variant's",
-            f"a relative deviation of {deviation:.2g}",
-            "Use the adapter unmerged.",
-        )
-
-
 @contextmanager
 def new_folder(target: Path, *, replaces: str | None) -> Iterator[Path]:
     """A folder beside `target` that is renamed to it at the end, or removed on any failure.
@@ -210,10 +135,7 @@ def new_folder(target: Path, *, replaces: str | None) -> Iterator[Path]:
     Raises:
         AdapterError: the target is in use, or the disk is full.
     """
-    occupied = target.exists() and not (target.is_dir() and not any(target.iterdir()))
-    replaceable = replaces is not None and (target / replaces).is_file()
-    if occupied and not replaceable:
-        raise AdapterError("a new or empty folder to write to", f"{target}, which exists", "Choose another --out.")
+    check_target(target, replaces=replaces)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         work = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
@@ -229,6 +151,14 @@ def new_folder(target: Path, *, replaces: str | None) -> Iterator[Path]:
         ) from error
     finally:
         shutil.rmtree(work, ignore_errors=True)
+
+
+def check_target(target: Path, *, replaces: str | None) -> None:
+    """Raise an AdapterError unless `new_folder` may write to `target`: before long work, say."""
+    occupied = target.exists() and not (target.is_dir() and not any(target.iterdir()))
+    replaceable = replaces is not None and (target / replaces).is_file()
+    if occupied and not replaceable:
+        raise AdapterError("a new or empty folder to write to", f"{target}, which exists", "Choose another --out.")
 
 
 def _swap(work: Path, target: Path) -> None:

@@ -30,7 +30,10 @@ NAME = "dexviz"
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """One call of one layer's attention, as a recorder sees it. Axes: see `dexviz.kernels.softmax`."""
+    """One call of one layer's attention, as a recorder sees it. Axes: see `dexviz.kernels.softmax`.
+
+    While generating with a static cache, keys and values are overwritten later: compute within the call.
+    """
 
     module: nn.Module
     layer: int
@@ -215,9 +218,10 @@ def _mask(
     **_: Any,
 ) -> Tensor | None:
     """Describes the mask that transformers' `sdpa_mask` would build; None stands for plain causality or no mask at all."""
+    q_offset = int(q_offset)  # a static cache counts this tensor up before the mask is read
     unpadded = attention_mask is None or bool(attention_mask[:, kv_offset : kv_offset + kv_length].all())
     windowed = local_size is not None and kv_length >= local_size
-    aligned = q_length in (1, kv_length) or int(q_offset) == 0
+    aligned = q_length in (1, kv_length) or q_offset == 0
     padded_by_cache = attention_mask is not None and attention_mask.shape[-1] < kv_length + kv_offset
     if not windowed and unpadded and allow_is_bidirectional_skip and not padded_by_cache:
         return None
@@ -229,7 +233,7 @@ def _mask(
             batch_size=batch_size,
             q_length=r1 - r0,
             kv_length=c1 - c0,
-            q_offset=cast(int, q_offset) + r0,
+            q_offset=q_offset + r0,
             kv_offset=kv_offset + c0,
             mask_function=mask_function,
             attention_mask=attention_mask,
@@ -252,7 +256,7 @@ def _check_pass(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
             raise CaptureError(
                 "gradient checkpointing only in the model's default view",
                 "a forward pass in another view with gradients",
-                "Call model.gradient_checkpointing_disable(), or train outside `active(...)`.",
+                "Call model.activation_checkpointing_disable(), or train outside `active(...)`.",
             )
     cache = _cache_of(kwargs)
     owner = getattr(cache, "_dexviz_owner", None)

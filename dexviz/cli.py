@@ -130,7 +130,7 @@ def _train(parser: argparse.ArgumentParser) -> None:
     )
     add("--column", default="text", help="where JSONL lines and data sets keep the text (default: %(default)s)")
     add("--steps", type=int, default=60, help="optimiser steps (default: %(default)s)")
-    add("--anneal", type=int, metavar="T", help="annealing length of λ in steps (default: --steps)")
+    add("--anneal", type=int, metavar="T", help="annealing length of λ in steps (default: half of --steps)")
     add("--block", type=int, default=256, help="tokens a training block (default: %(default)s)")
     add("--batch", type=int, default=4, help="blocks a step (default: %(default)s)")
     add("--learning-rate", type=float, default=5e-3, help="peak learning rate (default: %(default)s)")

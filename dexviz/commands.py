@@ -87,7 +87,7 @@ def train(arguments: Namespace) -> Answer:
 
 def merge(arguments: Namespace) -> Answer:
     """Write a plain checkpoint with the adapter folded in."""
-    from dexviz.adapter import merge as write
+    from dexviz.merging import merge as write
 
     if arguments.adapter is None:
         raise AdapterError("an adapter to merge", "none", 'Name one, for example --adapter "default".')

@@ -38,7 +38,8 @@ def layer_lambda(module: nn.Module) -> float:
             "Ask for the attention score of this model.",
         )
     q1, k1, q2, k2, initial = (getattr(module, name) for name in names)
-    return float(torch.exp((q1 * k1).sum(dtype=torch.float32)) - torch.exp((q2 * k2).sum(dtype=torch.float32)) + initial)
+    first, second = (torch.exp((q * k).detach().sum(dtype=torch.float32)) for q, k in ((q1, k1), (q2, k2)))
+    return float(first - second + initial)
 
 
 def score_map(module: nn.Module, inputs: AttentionInputs, score: str, o_HNE: Tensor | None) -> ScoreMap:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import threading
 import uuid
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, TimeoutError as FutureTimeout
+from concurrent.futures import ThreadPoolExecutor, TimeoutError as FutureTimeout
 from typing import Any, Protocol
 
 from dexviz import catalogue
 from dexviz.errors import Cancelled, DexvizError
 from dexviz.requests import ModelInfo, PairSpec, Progress, Request
+from dexviz.tasks import Task
 
 OnProgress = Callable[[Progress], None]
 _WORKERS = 8
@@ -45,32 +46,6 @@ class Engine(Protocol):
 
     def unload(self, pair: PairSpec) -> None:
         """Free what the pair holds in memory."""
-
-
-class Task:
-    """One request on its way: how far it is, and whether it shall stop."""
-
-    def __init__(self) -> None:
-        self.cancelled = threading.Event()
-        self.future: Future[Any] | None = None
-        self._progress = Progress("queued", "waiting", 0, 1)
-
-    def report(self, stage: str, done: int, total: int) -> None:
-        """Note progress; raise Cancelled where the caller has asked to stop."""
-        if self.cancelled.is_set():
-            raise Cancelled
-        self._progress = Progress("running", stage, done, total)
-
-    def progress(self) -> Progress:
-        """Where it stands."""
-        future, last = self.future, self._progress
-        if future is None or not future.done():
-            return last
-        if future.cancelled():
-            return Progress("cancelled", last.stage, last.done, last.total)
-        error = future.exception()
-        state = "done" if error is None else "cancelled" if isinstance(error, Cancelled) else "failed"
-        return Progress(state, last.stage, last.done, last.total)
 
 
 class LocalEngine:

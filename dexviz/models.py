@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from dexviz import attention, diff
+from dexviz.adapter import load_adapter
 from dexviz.catalogue import base_of
 from dexviz.dex import DexAdapter
 from dexviz.errors import AdapterError, ModelError
@@ -148,8 +149,6 @@ def make_pair(
     if loaded.layout.differential:
         raise differential(loaded)
     if isinstance(adapter, str):
-        from dexviz.adapter import load_adapter
-
         title, adapter = adapter, load_adapter(adapter, loaded, force=force)
     else:
         title = "DEX"
@@ -175,7 +174,10 @@ def load_model(
     target = choose_device(device)
     kind = choose_dtype(dtype, target)
     try:
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=kind, use_safetensors=True, trust_remote_code=False)
+        loader: Any = AutoModelForCausalLM
+        model, report = loader.from_pretrained(
+            source, dtype=kind, use_safetensors=True, trust_remote_code=False, output_loading_info=True
+        )
         reader = AutoTokenizer.from_pretrained(source, trust_remote_code=False) if tokenizer else None
     except Exception as error:
         raise ModelError(
@@ -183,10 +185,12 @@ def load_model(
             f"{name!r}: {_first_line(error)}",
             "Check the name, the folder's files and the disk.",
         ) from error
+    if lost := sorted(report["missing_keys"]):
+        raise ModelError(f"every weight of {name!r} in its files", f"none for {', '.join(lost[:3])}", "Save the model again.")
     try:
-        nn.Module.to(model, target).eval().requires_grad_(False)
+        model = model.to(target).eval().requires_grad_(False)
     except (RuntimeError, AssertionError) as error:
-        raise ModelError(f"a usable device, got asked for {target}", _first_line(error), "Choose --device cpu.") from error
+        raise ModelError(f"room on a usable device, {target}", _first_line(error), "Choose --device cpu.") from error
     return wrap_model(model, reader, name=str(name))
 
 

@@ -92,7 +92,7 @@ def column_gains(record: LayerRecord, space: str) -> tuple[Tensor, Tensor] | Non
         return None
     v_SME = values(record)[operator.heads]
     metric = _metric(record, operator) if space == "residual" else None
-    rho, residue = gains(v_SME, operator.w_d, float(operator.lam()), metric)
+    rho, residue = gains(v_SME, operator.w_d, float(operator.lam().detach()), metric)
     ones = torch.ones(record.inputs.heads, v_SME.shape[1], dtype=rho.dtype, device=rho.device)
     return ones.index_copy(0, operator.heads, rho), torch.zeros_like(ones).index_copy(0, operator.heads, residue)
 

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from dexviz.engine import Task
 from dexviz.errors import DexvizError
 from dexviz.headmaps import head_map
 from dexviz.models import LoadedModel, ModelPair, View, load_model, make_pair
@@ -16,6 +15,7 @@ from dexviz.recorder import capture
 from dexviz.records import Capture, CaptureRequest, HeadMap, Tokens
 from dexviz.requests import CaptureView, DescribePair, MapHead, PairInfo, PairSpec, Prompt, Request, TokenizePrompt
 from dexviz.scores import LayerRecord
+from dexviz.tasks import Task
 
 MODELS_KEPT = 3
 KEPT_BYTES = 4 << 30

@@ -41,9 +41,9 @@ class TrainConfig:
     column: str = "text"
     """Where JSONL lines and data sets keep the text."""
     steps: int = 60
-    """Optimiser steps, and the annealing length T of λ unless `anneal` is given."""
+    """Optimiser steps."""
     anneal: int | None = None
-    """Annealing length T in steps."""
+    """Annealing length T of λ in steps; None for half of `steps`, so that the second half trains λ_learn alone."""
     block: int = 256
     """Tokens a training block."""
     batch: int = 4

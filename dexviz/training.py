@@ -16,7 +16,8 @@ import torch
 import transformers
 from transformers import set_seed
 
-from dexviz.adapter import save_adapter
+from dexviz.adapter import check_target, save_adapter
+from dexviz.catalogue import ADAPTER_CONFIG
 from dexviz.corpora import documents, pack
 from dexviz.dex import DexAdapter, DexConfig, top_heads
 from dexviz.errors import TrainingError
@@ -58,6 +59,7 @@ def train(
         AdapterError: `out` is in use or the model cannot carry DEX.
     """
     config, out = config or TrainConfig(), Path(out)
+    check_target(out, replaces=ADAPTER_CONFIG)
     if loaded.layout.differential:
         raise differential(loaded)
     set_seed(config.seed)
@@ -100,7 +102,7 @@ def _dex_config(base: View, blocks: np.ndarray, config: TrainConfig) -> DexConfi
         width=layout.value_width,
         query_heads=layout.heads,
         lambda_init=config.lambda_init,
-        steps=config.anneal or config.steps,
+        steps=config.anneal or max(1, config.steps // 2),
     )
 
 

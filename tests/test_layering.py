@@ -18,10 +18,10 @@ LAYERS = (
     {"kernels"},
     {"dex", "diff"},
     {"attention"},
-    {"adapter", "catalogue", "corpora", "fetching", "models", "projection", "selfcheck", "tokens"},
+    {"adapter", "catalogue", "corpora", "fetching", "merging", "models", "projection", "selfcheck", "tokens"},
     {"headmaps", "recorder", "scores", "snapshot", "snapshot_layout"},
     {"heldout", "modelcard", "probes", "trainer", "training"},
-    {"engine", "serving"},
+    {"engine", "serving", "tasks"},
     {"__main__", "cli", "commands"},
 )
 """Parts of dexviz from the bottom up: each imports only its own layer and those below it."""
@@ -31,9 +31,7 @@ HEAVY = ("torch", "triton", "transformers")
 DOOR = "dexviz.engine"
 """Where pages leave torch behind: what the engine imports is its own affair."""
 PARTNERS = (
-    {"dexviz.adapter", "dexviz.models"},  # loading a pair attaches an adapter, merging an adapter loads a pair
     {"app.main", "app.routing"},  # a page that is opened on its own hands over to the router
-    {"dexviz.engine", "dexviz.serving"},  # the engine starts its server on the first request, so that importing it is light
 )
 """Pairs that need each other; one of the two imports stands inside a function."""
 

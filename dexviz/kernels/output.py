@@ -20,7 +20,7 @@ def attention_output(x: AttentionInputs, dropout: float = 0.0) -> Tensor:
     if x.softcap is not None or x.sinks_H is not None or x.bias_BHNM is not None:
         blocks = row_blocks(x.mask.queries, BLOCK_ROWS)
         return torch.cat([_block_output(x, start, stop, dropout) for start, stop in blocks], dim=2)
-    if x.mask.block is None:
+    if x.mask.block is None and (x.mask.queries == 1 or x.mask.offset == 0):
         is_causal = x.mask.causal and x.mask.queries > 1
         return _sdpa(x, x.q_BHND, slice(None), None, dropout, is_causal)
     parts = []
