@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlencode
 
 import streamlit as st
 
@@ -19,6 +20,8 @@ from dexviz.requests import ModelInfo, PairSpec, Prompt
 
 NO_ADAPTER = "none"
 DEFAULT_BASE = "smollm2-135m"
+MAX_LINK = 8000
+"""Characters that browsers and proxies carry in an address."""
 GRID_KEY = "heads-grid"
 MAP_KEY = "heads-map"
 
@@ -195,8 +198,13 @@ def failures() -> MutableMapping[str, Exception]:
     return st.session_state.setdefault("failures", {})
 
 
-def query() -> dict[str, str]:
-    """The state as a query string: reading it in another browser gives the same view."""
+def link() -> str | None:
+    """Address of this view for another browser; None where the prompt is too long to travel in one."""
+    address = (st.context.url or "").partition("?")[0] + "?" + urlencode(_query())
+    return address if len(address) <= MAX_LINK else None
+
+
+def _query() -> dict[str, str]:
     s = st.session_state
     values = {key: s[key] for key in DEFAULTS if key not in ("ran", "goto", "focus")}
     if s.ran is not None and s.example is None:

@@ -10,6 +10,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import parse_qsl
 
 import numpy as np
 import pytest
@@ -171,6 +172,7 @@ def test_home_and_an_example_need_neither_torch_nor_a_model(tmp_path: Path) -> N
     script = f"""
 import sys
 from pathlib import Path
+from urllib.parse import parse_qsl
 from streamlit.testing.v1 import AppTest
 from app import gallery
 gallery.FOLDER = Path({str(tmp_path)!r})
@@ -273,6 +275,22 @@ def test_a_link_opens_its_view(at: AppTest) -> None:
     assert at.selectbox(key="score").value == state.DEFAULTS["score"]
     assert at.session_state["layer"] == 3
     assert at.session_state["ran"] is None, "a model that is not known must not be loaded by a link"
+
+
+def test_the_link_in_the_menu_leads_to_the_same_view(at: AppTest, shelf: Path) -> None:
+    at.context["url"] = "https://example.org/heads?old=1"
+    at.run()
+    press(at, "Open in Heads")
+    at.button(key="next").click().run()
+    shown = next(code.value for code in at.code if code.value.startswith("https://example.org/heads?"))
+    values = links.read(dict(parse_qsl(shown.partition("?")[2])))
+    assert values["example"] == "one"
+    assert (values["layer"], values["head"]) == (at.session_state["layer"], at.session_state["head"])
+    other = AppTest.from_file(MAIN, default_timeout=60)
+    other.query_params.update(parse_qsl(shown.partition("?")[2]))
+    other.run()
+    other.switch_page("pages/heads.py").run()
+    assert f"**L{values['layer']}·H{values['head']}**" in texts(other)
 
 
 def test_answers_are_bounded_and_belong_to_their_key() -> None:

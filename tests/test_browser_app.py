@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import Browser, Locator, Page, expect
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -39,9 +39,15 @@ class Site:
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def browser() -> Iterator[Browser]:
+    with chromium() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def site(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     adapter = random_adapter(load_model(DEFAULT_MODEL), tmp_path_factory.mktemp("adapters") / "random")
-    with streamlit_server("app/main.py") as url, chromium() as browser:
+    with streamlit_server("app/main.py") as url:
 
         @contextmanager
         def open_app(path: str = "/", **context: object) -> Iterator[Page]:
@@ -162,7 +168,7 @@ def test_a_click_after_next_and_a_second_click_on_one_head_both_count(site: Site
     with site.open() as page:
         run(page, CATS)
         click_head(page, 4, 4)
-        page.locator(".st-key-next button").click()
+        page.locator(".st-key-next button").first.click()
         expect(page.locator(".st-key-head-name")).to_have_text("L4·H5")
         await_idle(page)
         click_head(page, 4, 4)
@@ -183,6 +189,18 @@ def test_two_sessions_at_once_see_their_own_prompts(site: Site) -> None:
         assert_shows(first, site, DOOR, 3, 1)
         assert_shows(second, site, CATS, 20, 7)
         expect(first.locator(".st-key-head-name")).to_have_text("L3·H1")
+
+
+def test_a_long_prompt_shows_tiles_and_opens_exact_values(site: Site) -> None:
+    with site.open() as page:
+        run(page, "The quick brown fox jumps over the lazy dog. " * 75)
+        maps = page.locator(".attention-map")
+        expect(maps).to_contain_text("Tiled: each cell is the mean")
+        canvas = page.locator("[data-panel=base] canvas")
+        left, top, width, height = map(float, str(canvas.get_attribute("data-plot")).split(","))
+        canvas.click(position={"x": left + 0.3 * width, "y": top + 0.6 * height})
+        expect(maps).to_contain_text("Window: queries", timeout=SLOW)
+        expect(maps).not_to_contain_text("Tiled")
 
 
 def test_cancel_stops_a_long_run_and_keeps_the_prompt(site: Site) -> None:
@@ -219,8 +237,8 @@ def test_a_wrong_model_is_one_message(site: Site) -> None:
         expect(box(page)).to_have_value(CATS)
 
 
-def test_a_link_straight_to_heads_goes_through_the_router() -> None:
-    with streamlit_server("app/main.py") as url, chromium() as browser, open_page(browser, f"{url}/heads") as page:
+def test_a_link_straight_to_heads_goes_through_the_router(browser: Browser) -> None:
+    with streamlit_server("app/main.py") as url, open_page(browser, f"{url}/heads") as page:
         expect(page.get_by_text("No prompt has been run yet")).to_be_visible()
         expect(box(page)).to_be_visible()
 

@@ -13,10 +13,12 @@ from dexviz.figures.numbers import BLANK, three
 from dexviz.probes.gains import token_gains
 from dexviz.records import SPACES, Capture, HeadMap, ProbeResult, head_name
 
-FORMULA = (
-    r"\rho_j = 1 - \lambda\,\frac{\langle v_j W_D,\, v_j\rangle}{\lVert v_j\rVert^2},\quad S_{ij} = \rho_j A_{ij},\quad "
-    r"\varepsilon_j = \frac{\lVert v_j(I-\lambda W_D) - \rho_j v_j\rVert}{\lVert v_j(I-\lambda W_D)\rVert}"
-)
+FORMULA = r"""
+\begin{aligned}
+S_{ij} &= \rho_j A_{ij}, \qquad \rho_j = 1 - \lambda\,\frac{\langle v_j W_D,\, v_j\rangle}{\lVert v_j\rVert^2} \\
+\varepsilon_j &= \frac{\lVert v_j(I-\lambda W_D) - \rho_j v_j\rVert}{\lVert v_j(I-\lambda W_D)\rVert}
+\end{aligned}
+"""
 DERIVED = (
     "DEX acts on values, so no signed map exists inside it: S is a derived quantity. ρ is the gain that best describes what "
     "DEX does to a token's value; ε is the share of the adapted value that ρ does not explain."

@@ -1,8 +1,11 @@
-"""What to do where there is nothing to show yet."""
+"""What is on screen where it is not the user's own run: nothing yet, or a ready example."""
 
 from __future__ import annotations
 
 import streamlit as st
+
+from app.components.text import plain
+from app.gallery import Example
 
 
 def no_prompt_yet() -> None:
@@ -11,3 +14,10 @@ def no_prompt_yet() -> None:
         st.markdown("#### No prompt has been run yet")
         st.markdown("Type a prompt at the left, or take one of the presets, and press **Run** (Ctrl+Enter).")
         st.markdown("Or open an example on the Home page: it needs no model.")
+
+
+def example_line(example: Example) -> None:
+    """Which example this is and where its numbers come from."""
+    made = example.variant.provenance
+    facts = [str(made[key]) for key in ("model", "variant", "dtype", "date") if made.get(key)]
+    st.caption(f"Ready example: {plain(example.recipe.title)} ({plain(', '.join(facts))}). Run computes it anew.")

@@ -42,7 +42,7 @@ def maps_panel(source: Source, base: Capture, choice: Selection, menu: DeltaGene
         right,
         tokens,
         key=state.MAP_KEY,
-        title=_title(left, len(tokens), pool),
+        title=_title(left, len(tokens)),
         lock=event.lock,
         strips=_strips(source, choice, event.strip_window(len(tokens)) if pool else None),
         on_change=_remember,
@@ -62,9 +62,8 @@ def _remember(event: MapEvent) -> None:
     state.remember_map(None if event.lock is None else (event.lock.query, event.lock.key), event.focus)
 
 
-def _title(head: HeadMap, tokens: int, pool: int | None) -> str:
-    tiles = " as means over tiles, click one for exact values" if pool else ""
-    return f"{head.score.capitalize()} scores of {head_name(head.layer, head.head)}, {tokens:,} × {tokens:,} tokens{tiles}"
+def _title(head: HeadMap, tokens: int) -> str:
+    return f"{head.score.capitalize()} scores of {head_name(head.layer, head.head)}, {tokens:,} × {tokens:,} tokens"
 
 
 def _menu(left: HeadMap, right: HeadMap, base: Capture) -> None:

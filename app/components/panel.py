@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import streamlit as st
 
+from app import state
+
 
 @dataclass(frozen=True)
 class Download:
@@ -43,3 +45,9 @@ def panel_menu(*, key: str, explain: str, formula: str | None = None, downloads:
                 on_click="ignore",
                 icon=":material/download:",
             )
+        st.caption("Link to this view")
+        link = state.link()
+        if link is None:
+            st.caption("The prompt is too long for a link.")
+        else:
+            st.code(link, language=None, wrap_lines=True, height=70)

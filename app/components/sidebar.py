@@ -117,7 +117,7 @@ def _size_text(choice: Selection, info: PairInfo | None) -> str:
         return "No prompt yet."
     if info is None:
         guess = max(1, len(choice.draft.text) // CHARACTERS_PER_TOKEN)
-        return f"Roughly {guess:,} tokens; counted when the model is loaded."
+        return f"Roughly {guess:,} {'token' if guess == 1 else 'tokens'}; counted when the model is loaded."
     counted = cache.ask(TokenizePrompt(choice.pair, choice.draft))
     if not isinstance(counted, cache.Ready):
         return plain(counted.text) if isinstance(counted, cache.Failed) else "Counting tokens."

@@ -13,12 +13,12 @@ ENDED = ("done", "failed", "cancelled")
 
 
 def stand_in(outcome: Pending | Failed, height: int) -> None:
-    """A panel of the size of the results."""
+    """Progress in a panel of the size of the results, or the failure."""
+    if isinstance(outcome, Failed):
+        show_failure(outcome)
+        return
     with st.container(height=height, border=True):
-        if isinstance(outcome, Failed):
-            show_failure(outcome)
-        else:
-            _follow(outcome.tickets)
+        _follow(outcome.tickets)
 
 
 def show_failure(failed: Failed) -> None:

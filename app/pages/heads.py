@@ -7,7 +7,7 @@ import streamlit as st
 from app import source, state
 from app.cache import Failed, Ready
 from app.components.dex_panel import dex_panel, gain_panel
-from app.components.empty import no_prompt_yet
+from app.components.empty import example_line, no_prompt_yet
 from app.components.grid import grid_panel
 from app.components.head_line import head_line, statistics_table
 from app.components.maps import maps_panel
@@ -40,6 +40,8 @@ def show_heads(here: Source, base: Capture, variant: Capture) -> None:
     state.keep_head_within(base.layers, base.heads)
     choice = state.current()
     stored = isinstance(here, Stored)
+    if isinstance(here, Stored):
+        example_line(here.example)
     left, right = st.columns([1, 2], gap="medium")
     with left:
         grid_panel(base, variant, choice)
