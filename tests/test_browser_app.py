@@ -155,12 +155,17 @@ def test_prompt_and_selection_stay_when_pages_change(site: Site) -> None:
         choose(page, "Statistic", "Local mass")
         page.get_by_text("Change", exact=True).click()
         click_head(page, 7, 5)
+        page.locator(".chip[data-token='4']").click()
+        expect(page.locator(".attention-map")).to_have_attribute("data-query", "4")
+        await_idle(page)
         page.get_by_role("link", name="Home").click()
         expect(page.get_by_text("before and after DEX")).to_be_visible()
         expect(box(page)).to_have_value(CATS)
         page.get_by_role("link", name="Heads").click()
         expect(page.locator(".st-key-head-name")).to_have_text("L7·H5")
         expect(page.get_by_text("Local mass by head")).to_be_visible()
+        expect(page.locator(".attention-map")).to_have_attribute("data-query", "4")
+        expect(page.get_by_role("radio", name="Change")).to_be_checked()
         expect(box(page)).to_have_value(CATS)
 
 

@@ -16,8 +16,6 @@ from urllib.request import urlopen
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from dexviz import load_snapshot
 from dexviz.adapter import save_adapter
@@ -26,7 +24,7 @@ from dexviz.cli import build_parser, main
 from dexviz.dex import DexAdapter, DexConfig
 from dexviz.fetching import fetch
 from dexviz.models import load_model
-from tests.families import VOCAB, build
+from tests.adapters import tiny_model
 
 pytestmark = pytest.mark.model
 ROOT = Path(__file__).resolve().parent.parent
@@ -56,16 +54,6 @@ def check_refused(status: int, out: str, err: str, message: str) -> None:
     assert err.count("\n") == 1, err
     assert message in err
     assert "Traceback" not in err
-
-
-def tiny_model(folder: Path, family: str) -> Path:
-    """A randomly initialised model with a tokenizer of VOCAB words, saved to a folder."""
-    words = {"[UNK]": 0, **{f"w{i}": i for i in range(1, VOCAB)}}
-    backend = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
-    backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    build(family).save_pretrained(folder)
-    PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]").save_pretrained(folder)
-    return folder
 
 
 def tiny_adapter(folder: Path, base: Path) -> Path:
