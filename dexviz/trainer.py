@@ -9,7 +9,7 @@ import json
 import math
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,58 +20,16 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from transformers.trainer_callback import PrinterCallback
 
 from dexviz import attention
-from dexviz.corpora import SOTU
 from dexviz.dex import DexAdapter
 from dexviz.errors import TrainingError
 from dexviz.heldout import mean_loss
 from dexviz.models import ModelPair
+from dexviz.train_config import TrainConfig
 
 OnStep = Callable[[dict[str, Any]], None]
 """Called with each line of the training log."""
 LOG = "training_log.jsonl"
 _ADAPTER_STATE = "adapter_state.pt"
-
-
-@dataclass(frozen=True)
-class TrainConfig:
-    """How a DEX adapter is trained."""
-
-    data: str = SOTU
-    """Corpus: "sotu", a text file or folder, a .jsonl file, or a data set id."""
-    column: str = "text"
-    """Where JSONL lines and data sets keep the text."""
-    steps: int = 100
-    """Optimiser steps."""
-    anneal: int | None = None
-    """Annealing length T of λ in steps; None for half of `steps`, so that the second half trains λ_learn alone."""
-    block: int = 256
-    """Tokens a training block."""
-    batch: int = 4
-    """Blocks a step."""
-    learning_rate: float = 2e-2
-    """Peak learning rate of W_D and λ; linear warm-up over a tenth of the steps, then cosine decay."""
-    lambda_init: float | None = None
-    """λ_init of every layer; None for the depth schedule."""
-    heads_per_layer: int | None = None
-    """Heads that are adapted in each layer; None for max(1, H // 2)."""
-    calibration_blocks: int = 8
-    """Training blocks over which attention entropy is measured to select heads."""
-    evaluate_every: int = 25
-    """Steps between measurements of the held-out loss; 0 for the first and the last only."""
-    save_every: int = 25
-    """Steps between checkpoints, from which a killed run goes on."""
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name in ("steps", "batch", "calibration_blocks", "save_every"):
-            if getattr(self, name) < 1:
-                raise TrainingError(f"`{name}` of at least 1", str(getattr(self, name)), "Change it.")
-        if self.block < 2 or self.learning_rate <= 0 or (self.anneal is not None and self.anneal < 1):
-            raise TrainingError(
-                "block ≥ 2, learning rate > 0 and anneal ≥ 1",
-                f"block {self.block}, learning rate {self.learning_rate}, anneal {self.anneal}",
-                "Change them.",
-            )
 
 
 def run(pair: ModelPair, adapter: DexAdapter, blocks: np.ndarray, config: TrainConfig, work: Path, log: TrainingLog) -> None:

@@ -26,7 +26,8 @@ from dexviz.modelcard import model_card
 from dexviz.models import LoadedModel, View, differential, make_pair, no_tokenizer
 from dexviz.recorder import capture
 from dexviz.records import Tokens
-from dexviz.trainer import LOG, OnStep, TrainConfig, TrainingLog, run
+from dexviz.train_config import TrainConfig
+from dexviz.trainer import LOG, OnStep, TrainingLog, run
 
 __all__ = ["TrainConfig", "TrainResult", "mean_entropy", "train"]
 

@@ -163,7 +163,7 @@ def test_train_writes_an_adapter(run: Run, tiny: Path, tmp_path: Path) -> None:
 
 
 def test_train_options_are_those_of_the_configuration() -> None:
-    from dexviz.training import TrainConfig
+    from dexviz.train_config import TrainConfig
 
     parsed = build_parser().parse_args(["train", "--out", "x"])
     assert {field.name: getattr(parsed, field.name) for field in fields(TrainConfig)} == {

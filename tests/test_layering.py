@@ -20,7 +20,7 @@ LAYERS = (
     {"attention"},
     {"adapter", "catalogue", "corpora", "fetching", "merging", "models", "projection", "selfcheck", "tokens"},
     {"headmaps", "recorder", "scores", "snapshot", "snapshot_layout"},
-    {"heldout", "modelcard", "probes", "trainer", "training"},
+    {"heldout", "modelcard", "probes", "train_config", "trainer", "training"},
     {"engine", "serving", "tasks"},
     {"__main__", "cli", "commands"},
 )

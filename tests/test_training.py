@@ -14,12 +14,21 @@ from dexviz.dex import top_heads
 from dexviz.errors import AdapterError, TrainingError
 from dexviz.heldout import held_out_blocks, mean_loss
 from dexviz.models import LoadedModel, View, load_model, make_pair
-from dexviz.trainer import LOG, TrainConfig
+from dexviz.train_config import TrainConfig
+from dexviz.trainer import LOG
 from dexviz.training import mean_entropy, train
 from tests import families
 from tests.adapters import tiny_model
 
-SMALL = {"steps": 8, "block": 16, "batch": 2, "calibration_blocks": 2, "save_every": 3, "evaluate_every": 0, "learning_rate": 0.05}
+SMALL = {
+    "steps": 8,
+    "block": 16,
+    "batch": 2,
+    "calibration_blocks": 2,
+    "save_every": 3,
+    "evaluate_every": 0,
+    "learning_rate": 0.05,
+}
 
 
 @pytest.fixture(scope="module")
