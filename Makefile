@@ -17,7 +17,7 @@ sum = $(shell cat $(1) | sha256sum | cut -c1-12)
 RUNTIME := $(VENV)/installed-$(call sum,requirements.txt constraints.txt)
 DEV := $(VENV)/installed-dev-$(call sum,requirements.txt constraints.txt requirements-dev.txt)
 
-.PHONY: run setup setup-dev fetch test lint format bench adapter gallery screenshots clean check-python
+.PHONY: run setup setup-dev fetch browser test lint format bench adapter gallery screenshots clean check-python
 
 run: setup fetch
 	$(PY) -m dexviz serve --port $(PORT) --address $(ADDRESS)
@@ -29,8 +29,14 @@ setup-dev: $(DEV)
 fetch: setup
 	@$(PY) -m dexviz fetch $(MODEL)
 
-test: setup-dev fetch
+test: setup-dev fetch browser
 	$(PY) -m pytest $(PYTEST_FLAGS)
+
+# Browser tests drive the system's Chromium; a machine without one gets it from its package manager.
+browser:
+	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null || { \
+	  sudo=$$([ "$$(id -u)" -eq 0 ] || echo sudo); $$sudo apt-get update -qq && \
+	  $$sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium; }
 
 lint: setup-dev
 	$(PY) -m ruff check .
@@ -50,7 +56,7 @@ adapter: setup fetch
 gallery: setup fetch
 	$(PY) -m benchmarks.gallery
 
-screenshots: setup-dev fetch
+screenshots: setup-dev fetch browser
 	$(PY) -m benchmarks.screenshots
 
 clean:

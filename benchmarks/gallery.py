@@ -16,7 +16,7 @@ from dexviz.records import Capture, CaptureRequest, head_name
 from dexviz.requests import CaptureView, MapHead, PairSpec, Prompt, TokenizePrompt
 from dexviz.snapshot import save_snapshot
 
-MAX_TOKENS = 40
+MAX_TOKENS = 34
 
 
 def build(recipe: Recipe, pair: PairSpec) -> str:
@@ -40,9 +40,9 @@ def _request(recipe: Recipe, pair: PairSpec) -> CaptureRequest:
             f"an example of at most {MAX_TOKENS} tokens", f"{len(tokens)} in {recipe.name!r}", "Shorten its prompt."
         )
     spans = {}
-    if recipe.needle is not None:
-        start = tokens.text.rindex(recipe.needle)
-        spans["needle"] = tokens.span_of(start, start + len(recipe.needle))
+    for name, text in recipe.spans.items():
+        start = tokens.text.rindex(text)
+        spans[name] = tokens.span_of(start, start + len(text))
     return CaptureRequest(pool=len(tokens), spans=spans, score=recipe.score, space=recipe.space)
 
 
