@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, cast
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from dexviz.errors import AdapterError
@@ -136,7 +137,7 @@ class DexAdapter(nn.Module):
         self.annealing.step = step
 
 
-def top_heads(score_LH: Tensor, per_layer: int | None = None) -> tuple[tuple[int, ...], ...]:
+def top_heads(score_LH: Float[Tensor, "L H"], per_layer: int | None = None) -> tuple[tuple[int, ...], ...]:
     """The `per_layer` heads of each layer with the highest score; default max(1, H // 2). Ties go to the lower head.
 
     Args:
@@ -149,7 +150,9 @@ def top_heads(score_LH: Tensor, per_layer: int | None = None) -> tuple[tuple[int
     return tuple(tuple(sorted(row.tolist())) for row in order)
 
 
-def gains(v_SME: Tensor, w_EE: Tensor, lam: float, metric_SEE: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def gains(
+    v_SME: Float[Tensor, "S M E"], w_EE: Float[Tensor, "E E"], lam: float, metric_SEE: Float[Tensor, "S E E"] | None = None
+) -> tuple[Float[Tensor, "S M"], Float[Tensor, "S M"]]:
     """Least-squares gain ρ of each adapted value on the value itself, and what it leaves unexplained, ε.
 
     ρ_j = 1 − λ ⟨v_j W, v_j⟩ / ‖v_j‖²,    ε_j = ‖v_j (I − λW) − ρ_j v_j‖ / ‖v_j (I − λW)‖

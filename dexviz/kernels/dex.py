@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from jaxtyping import Float, Int
 from torch import Tensor
 
 
-def dex_output(o_BHNE: Tensor, w_EE: Tensor, lam: Tensor, heads_S: Tensor) -> Tensor:
+def dex_output(
+    o_BHNE: Float[Tensor, "B H N E"], w_EE: Float[Tensor, "E E"], lam: Float[Tensor, ""], heads_S: Int[Tensor, " S"]
+) -> Float[Tensor, "B H N E"]:
     """Adapted head outputs, [B, H, N, E]; differentiable in `o_BHNE`, `w_EE` and `lam`.
 
     Args:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Float
 from torch import Tensor
 
 from dexviz.kernels.softmax import AttentionInputs, grouped_matmul, row_blocks, softmax_rows
@@ -12,7 +13,7 @@ BLOCK_ROWS = 512
 """Query rows a block where the mask or the logits keep SDPA from taking the whole layer at once."""
 
 
-def attention_output(x: AttentionInputs, dropout: float = 0.0) -> Tensor:
+def attention_output(x: AttentionInputs, dropout: float = 0.0) -> Float[Tensor, "B H N E"]:
     """O of every query head, [B, H, N, E], in the type of the values; differentiable.
 
     Soft-capped logits, sinks and biases are computed as the model does (SDPA refuses or ignores them).

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from dexviz.kernels.terms import ScoreBlock
@@ -19,14 +20,14 @@ class Gram:
         flat = block.s_SRC.flatten(1)
         self.gram_SS += (flat @ flat.T).double()
 
-    def cosine(self) -> Tensor:
+    def cosine(self) -> Float[Tensor, "S S"]:
         """⟨S_g, S_h⟩ / (‖S_g‖ ‖S_h‖), float64 [S, S]; NaN for a head whose scores are all zero."""
         norm = self.gram_SS.diagonal().sqrt()
         cosine = self.gram_SS / (norm[:, None] * norm[None, :])
         return _unit_diagonal(cosine, norm > 0)
 
 
-def linear_cka(o_SNE: Tensor) -> Tensor:
+def linear_cka(o_SNE: Float[Tensor, "S N E"]) -> Float[Tensor, "S S"]:
     """Linear CKA between head outputs centred over tokens: ‖X_gᵀ X_h‖² / (‖X_gᵀ X_g‖ ‖X_hᵀ X_h‖).
 
     Source: Kornblith et al. 2019 (arXiv 1905.00414), Eq. 5 with linear kernels.
@@ -70,7 +71,7 @@ class JensenShannon:
             self.sum_SS[head] += (divergence_SR.clamp(min=0) * both_SR).sum(dim=-1).double()
             self.rows_SS[head] += both_SR.sum(dim=-1)
 
-    def similarity(self) -> Tensor:
+    def similarity(self) -> Float[Tensor, "S S"]:
         """float64 [S, S]; NaN where no row has mass in both heads."""
         bits = self.sum_SS / torch.log(torch.tensor(2.0, dtype=torch.float64))
         return _unit_diagonal(1 - bits / self.rows_SS, self.rows_SS.diagonal() > 0)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 MaskBlock = Callable[[int, int, int, int], Tensor]
@@ -97,7 +98,7 @@ class RowBlock:
     c1: int
 
 
-def grouped_matmul(x_BHRK: Tensor, y_BGKC: Tensor) -> Tensor:
+def grouped_matmul(x_BHRK: Float[Tensor, "B H R K"], y_BGKC: Float[Tensor, "B G K C"]) -> Float[Tensor, "B H R C"]:
     """Per query head h: x_h @ y_(h // (H / G)), without repeating y. → [B, H, R, C]."""
     b, h, r, k = x_BHRK.shape
     g = y_BGKC.shape[1]

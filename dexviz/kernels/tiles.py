@@ -10,12 +10,13 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from dexviz.kernels.terms import ScoreBlock
 
 
-def tile_edges(start: int, stop: int, tiles: int) -> Tensor:
+def tile_edges(start: int, stop: int, tiles: int) -> Int[Tensor, " edges"]:
     """Positions at which `tiles` tiles of [start, stop) begin, and the end: int64 [tiles + 1]."""
     return start + torch.arange(tiles + 1) * (stop - start) // tiles
 
@@ -70,19 +71,19 @@ class Tiles:
         inside = (span < stops) & (local >= 0) & (local < width)
         return local.clamp(0, width - 1).to(device), inside.to(device)
 
-    def means(self) -> Tensor:
+    def means(self) -> Float[Tensor, "S P Q"]:
         """Mean over the causal entries of each tile, [S, P, P]; NaN where there are none."""
         count = causal_counts(self.row_edges, self.col_edges).to(self.sum_SPP)
         return torch.where(count > 0, self.sum_SPP / count, torch.nan)
 
-    def extremes(self) -> Tensor:
+    def extremes(self) -> Float[Tensor, "S P Q"]:
         """Entry of largest magnitude of each tile, [S, P, P]; entries a window hides count as 0, no entry as NaN."""
         count = causal_counts(self.row_edges, self.col_edges).to(self.sum_SPP.device)
         extreme = torch.where(self.low_SPP.abs() > self.high_SPP, self.low_SPP, self.high_SPP)
         return torch.where(count > 0, extreme, torch.nan)
 
 
-def causal_counts(row_edges: Tensor, col_edges: Tensor) -> Tensor:
+def causal_counts(row_edges: Int[Tensor, " rows"], col_edges: Int[Tensor, " cols"]) -> Int[Tensor, "rows-1 cols-1"]:
     """How many entries with key ≤ query each tile has: int64 [rows, cols]."""
     rows = torch.arange(int(row_edges[0]), int(row_edges[-1]))
     below = (rows[:, None] + 1 - col_edges[None, :-1]).clamp(min=0)
