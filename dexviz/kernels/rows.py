@@ -31,18 +31,26 @@ def row_statistics(
     shares = _Shares(mass_SRC, total_SR, c0)
     positions_R = torch.arange(block.start, block.stop, device=s_SRC.device) + offset
     causal_R = positions_R + 1
-    small_SR = (mass_SRC < threshold).sum(dim=-1) - (c1 - c0) + causal_R
+    net_SR = s_SRC.sum(dim=-1)
+    below_SR = (mass_SRC < threshold).view(torch.uint8).sum(dim=-1, dtype=torch.int32)
+    small_SR = below_SR - (c1 - c0) + causal_R
     stats = {
-        "entropy": torch.log(total_SR) - torch.special.xlogy(mass_SRC, mass_SRC).sum(dim=-1) / total_SR,
+        "entropy": torch.log(total_SR) - plogp(mass_SRC) / total_SR,
         "sink": shares.over(0, sink),
         "local": _local(shares, positions_R, local),
         "sparsity": small_SR / causal_R,
-        "negative": shares.of(s_SRC.clamp(max=0).sum(dim=-1).neg()),
-        "net": s_SRC.sum(dim=-1),
+        "negative": shares.of((total_SR - net_SR).clamp(min=0) / 2),
+        "net": net_SR,
         "max": mass_SRC.amax(dim=-1),
     }
     stats.update({f"span:{name}": shares.over(start, stop) for name, (start, stop) in spans.items()})
     return {name: values.to(total_SR.dtype) for name, values in stats.items()}
+
+
+def plogp(p_SRC: Tensor) -> Tensor:
+    """Σ p log p over the last axis, with 0 log 0 = 0: vectorised, which `torch.special.xlogy` is not on the CPU."""
+    tiny = torch.finfo(p_SRC.dtype).tiny
+    return p_SRC.clamp_min(tiny).log_().mul_(p_SRC).sum(dim=-1)
 
 
 class _Shares:

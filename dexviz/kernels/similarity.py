@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from dexviz.kernels.rows import plogp
 from dexviz.kernels.terms import ScoreBlock
 
 
@@ -63,9 +64,9 @@ class JensenShannon:
         total_SR = mass_SRC.sum(dim=-1)
         alive_SR = total_SR > 0
         p_SRC = mass_SRC / total_SR.where(alive_SR, torch.ones_like(total_SR))[..., None]
-        plogp_SR = _plogp(p_SRC)
+        plogp_SR = plogp(p_SRC)
         for head in range(len(p_SRC)):
-            middle = _plogp((p_SRC + p_SRC[head]) / 2)
+            middle = plogp((p_SRC + p_SRC[head]) / 2)
             divergence_SR = (plogp_SR + plogp_SR[head]) / 2 - middle
             both_SR = alive_SR & alive_SR[head]
             self.sum_SS[head] += (divergence_SR.clamp(min=0) * both_SR).sum(dim=-1).double()
@@ -75,10 +76,6 @@ class JensenShannon:
         """float64 [S, S]; NaN where no row has mass in both heads."""
         bits = self.sum_SS / torch.log(torch.tensor(2.0, dtype=torch.float64))
         return _unit_diagonal(1 - bits / self.rows_SS, self.rows_SS.diagonal() > 0)
-
-
-def _plogp(p_SRC: Tensor) -> Tensor:
-    return torch.special.xlogy(p_SRC, p_SRC).sum(dim=-1)
 
 
 def _unit_diagonal(matrix_SS: Tensor, alive_S: Tensor) -> Tensor:
