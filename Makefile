@@ -9,6 +9,9 @@ MODEL ?= smollm2-135m
 PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13; do \
   $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 
+# Idle OpenMP threads sleep: several processes share the cores while tests run.
+export OMP_WAIT_POLICY ?= PASSIVE
+
 VENV := .venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check

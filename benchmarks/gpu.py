@@ -66,7 +66,11 @@ def main() -> int:
     rows = list(smoke(arguments.device))
     seconds = time.perf_counter() - started
     if arguments.json:
-        print(json.dumps({"run": True, "device": device_name(arguments.device), "seconds": seconds, "rows": [asdict(r) for r in rows]}))
+        print(
+            json.dumps(
+                {"run": True, "device": device_name(arguments.device), "seconds": seconds, "rows": [asdict(r) for r in rows]}
+            )
+        )
     else:
         print(f"{device_name(arguments.device)}, bfloat16, against the CPU in float32; {seconds:.1f} s")
         for row in rows:

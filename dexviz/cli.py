@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 from dexviz import __version__, commands
 from dexviz.catalogue import DEFAULT_MODEL
+from dexviz.engine import share_cores
 from dexviz.errors import Cancelled, DexvizError
 from dexviz.records import SCORES, SPACES, VIEWS
 from dexviz.train_config import TrainConfig
@@ -34,6 +35,7 @@ class _Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit status."""
     arguments = build_parser().parse_args(argv)
+    share_cores()
     try:
         answer, text = arguments.run(arguments)
         print(json.dumps(answer, ensure_ascii=False, allow_nan=False) if arguments.json else text, flush=True)

@@ -71,8 +71,8 @@ class DexConfig:
             AdapterError: a field is missing, unknown or out of range.
         """
         try:
-            return cls(**data)
-        except TypeError as error:
+            return cls(**{**data, "heads": tuple(tuple(layer) for layer in data["heads"])})
+        except (KeyError, TypeError) as error:
             raise AdapterError("a DEX configuration", str(error), "Use an adapter that dexviz wrote.") from error
 
 

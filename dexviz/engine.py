@@ -7,6 +7,7 @@ but caches, so sessions cannot disturb each other.
 
 from __future__ import annotations
 
+import os
 import threading
 import uuid
 from collections.abc import Callable
@@ -120,6 +121,7 @@ class LocalEngine:
         """Imports torch only when the first request comes, so that pages open before that."""
         with self._lock:
             if self._server is None:
+                share_cores()
                 from dexviz.serving import Server
 
                 self._server = Server()
@@ -135,6 +137,14 @@ class LocalEngine:
         finished = [t for t, task in self._tasks.items() if task.future is not None and task.future.done()]
         for ticket in finished[: max(0, len(finished) - _FINISHED_KEPT)]:
             del self._tasks[ticket]
+
+
+def share_cores() -> None:
+    """Let idle OpenMP threads sleep rather than spin, unless the user has said otherwise. Call it before torch is imported.
+
+    Beside a browser or another session on the same cores, spinning threads made torch operators ten times slower.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 _engine: LocalEngine | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from dexviz import serving
-from dexviz.engine import LocalEngine
+from dexviz.engine import LocalEngine, share_cores
 from dexviz.errors import AdapterError, Cancelled, CaptureError, DexvizError, ModelError, PromptError
 from dexviz.models import load_pair
 from dexviz.recorder import capture
@@ -201,6 +202,15 @@ def test_unload_frees_the_pair(engine: LocalEngine, spec: PairSpec) -> None:
     assert not server._models
     assert not server._kept
     assert engine.run(DescribePair(spec)).layers == 2
+
+
+def test_cores_are_shared_unless_the_user_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    share_cores()
+    assert os.environ["OMP_WAIT_POLICY"] == "PASSIVE"
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    share_cores()
+    assert os.environ["OMP_WAIT_POLICY"] == "ACTIVE"
 
 
 def test_unknown_tickets_are_refused(engine: LocalEngine) -> None:
