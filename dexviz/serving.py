@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from dexviz.errors import DexvizError
+from dexviz.errors import CaptureError
 from dexviz.headmaps import head_map
 from dexviz.models import LoadedModel, ModelPair, View, load_model, make_pair
 from dexviz.recorder import capture
@@ -26,13 +26,23 @@ PassKey = tuple[PairSpec, Prompt, str]
 
 @dataclass
 class KeptPass:
-    """Q, K and V of one pass, by layer."""
+    """Q, K and V of one pass, by layer; of the `wanted` layer alone once all would break the budget."""
 
+    wanted: int | None = None
     layers: dict[int, LayerRecord] = field(default_factory=dict)
+    whole: bool = True
 
     @property
     def nbytes(self) -> int:
         return sum(record.inputs.nbytes() for record in self.layers.values())
+
+    def add(self, record: LayerRecord) -> None:
+        """Take in the next layer."""
+        if self.whole or record.layer == self.wanted:
+            self.layers[record.layer] = record
+        if self.whole and self.nbytes > KEPT_BYTES:
+            self.whole = False
+            self.layers = {layer: kept for layer, kept in self.layers.items() if layer == self.wanted}
 
 
 class Server:
@@ -139,7 +149,8 @@ class Server:
 
     def _capture(self, request: CaptureView, task: Task) -> Capture:
         view, tokens = self._prepared(request.pair, request.prompt, request.view, task)
-        return self._pass(view, tokens, request.capture, (request.pair, request.prompt, request.view), task)
+        key = (request.pair, request.prompt, request.view)
+        return self._pass(view, tokens, request.capture, key, task, KeptPass())
 
     def _map_head(self, request: MapHead, task: Task) -> HeadMap:
         view, tokens = self._prepared(request.pair, request.prompt, request.view, task)
@@ -150,14 +161,11 @@ class Server:
         key = (request.pair, request.prompt, request.view)
         record = self._kept_layer(key, request.layer)
         if record is None:
-            self._pass(view, tokens, CaptureRequest(), key, task)
-            record = self._kept_layer(key, request.layer)
+            kept = KeptPass(request.layer)
+            self._pass(view, tokens, CaptureRequest(), key, task, kept)
+            record = kept.layers.get(request.layer)
         if record is None:
-            raise DexvizError(
-                f"a prompt whose Q, K and V fit into {KEPT_BYTES >> 20} MiB, in a layer with attention",
-                f"{len(tokens)} tokens, layer {request.layer}",
-                "Shorten the prompt or choose another layer.",
-            )
+            raise CaptureError("a layer with softmax attention", f"layer {request.layer}", "Choose another layer.")
         task.report(f"map of L{request.layer}·H{request.head}", 0, 1)
         with self._device:
             return head_map(
@@ -168,8 +176,7 @@ class Server:
         pair = self.pair(spec, task)
         return (pair.base if name == "base" else pair.variant), pair.tokenize(prompt.text, chat=prompt.chat)
 
-    def _pass(self, view: View, tokens: Tokens, request: CaptureRequest, key: PassKey, task: Task) -> Capture:
-        kept = KeptPass()
+    def _pass(self, view: View, tokens: Tokens, request: CaptureRequest, key: PassKey, task: Task, kept: KeptPass) -> Capture:
         stage = f"{view.name}: {len(tokens):,} tokens"
         task.report(f"{stage}, waiting for the device", 0, view.layout.layers)
         with self._device:
@@ -180,9 +187,10 @@ class Server:
                 request,
                 progress=lambda done, total: task.report(stage, done, total),
                 cancel=task.cancelled,
-                keep=lambda record: kept.layers.__setitem__(record.layer, record),
+                keep=kept.add,
             )
-        self._keep(key, kept)
+        if kept.whole:
+            self._keep(key, kept)
         return result
 
     def _keep(self, key: PassKey, kept: KeptPass) -> None:

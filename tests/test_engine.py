@@ -131,9 +131,12 @@ def test_the_oldest_passes_go_when_the_budget_is_full(
     for text in TEXTS[:4]:
         engine.run(CaptureView(spec, Prompt(text)))
     assert [key[1].text for key in server._kept] == TEXTS[2:4]
+    whole = engine.run(MapHead(spec, Prompt(TEXTS[3]), "base", 1, 2))
     monkeypatch.setattr(serving, "KEPT_BYTES", 0)
-    with pytest.raises(DexvizError, match="Q, K and V fit"):
-        engine.run(MapHead(spec, Prompt(TEXTS[5]), "base", 0, 0))
+    fresh = engine.run(MapHead(spec, Prompt(TEXTS[3]), "base", 1, 2))
+    np.testing.assert_array_equal(fresh.scores, whole.scores)
+    engine.run(CaptureView(spec, Prompt(TEXTS[4])))
+    assert TEXTS[4] not in [key[1].text for key in server._kept], "nothing is kept that breaks the budget"
 
 
 def test_progress_and_cancellation(engine: LocalEngine, spec: PairSpec, monkeypatch: pytest.MonkeyPatch) -> None:
