@@ -64,9 +64,9 @@ def train(
     if loaded.layout.differential:
         raise differential(loaded)
     set_seed(config.seed)
-    blocks = _training_blocks(loaded, config)
+    blocks = training_blocks(loaded, config)
     base = View("base", loaded, title=loaded.name)
-    adapter = DexAdapter(_dex_config(base, blocks, config)).to(loaded.model.device)
+    adapter = DexAdapter(dex_config(base, blocks, config)).to(loaded.model.device)
     pair = make_pair(loaded, adapter=adapter)
     held_out = held_out_blocks(base)
     before = mean_loss(base, held_out)
@@ -83,7 +83,12 @@ def _silent(line: dict[str, Any]) -> None:
     pass
 
 
-def _training_blocks(loaded: LoadedModel, config: TrainConfig) -> np.ndarray:
+def training_blocks(loaded: LoadedModel, config: TrainConfig) -> np.ndarray:
+    """Token ids, int64 [blocks, block]: first those for calibration, then one batch a step.
+
+    Raises:
+        TrainingError: the corpus is unusable, or a block is longer than the model's context.
+    """
     if loaded.tokenizer is None:
         raise no_tokenizer(loaded)
     if config.block > loaded.max_tokens:
@@ -94,7 +99,8 @@ def _training_blocks(loaded: LoadedModel, config: TrainConfig) -> np.ndarray:
     )
 
 
-def _dex_config(base: View, blocks: np.ndarray, config: TrainConfig) -> DexConfig:
+def dex_config(base: View, blocks: np.ndarray, config: TrainConfig) -> DexConfig:
+    """What the adapter will be: heads selected by their entropy on the calibration blocks, and the λ schedule."""
     entropy = mean_entropy(base, blocks[: config.calibration_blocks])
     heads = top_heads(torch.from_numpy(entropy), config.heads_per_layer)
     layout = base.layout
