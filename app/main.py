@@ -25,15 +25,16 @@ def main() -> None:
         "heads": st.Page(HERE / "pages" / "heads.py", title="Heads"),
     }
     chosen = st.navigation(list(pages.values()), position="top")
-    goto = state.take_goto()
-    if goto is not None and pages[goto] != chosen:
-        st.switch_page(pages[goto])
+    wanted = state.wanted_page()
+    if wanted is not None and pages[wanted] != chosen:
+        st.switch_page(pages[wanted])
     choice = state.current()
     if choice.ran is not None and choice.example is None:
         cache.ask(DescribePair(choice.ran.pair), patience=0.05)
     sidebar()
     with routed():
         chosen.run()
+    state.arrived()
 
 
 if __name__ == "__main__":

@@ -182,10 +182,14 @@ def remember_map(lock: tuple[int | None, int | None] | None, focus: tuple[int, i
     st.session_state.update(lock=lock, focus=focus)
 
 
-def take_goto() -> str | None:
-    """The page that a callback asked for, once."""
-    page, st.session_state.goto = st.session_state.goto, None
-    return page
+def wanted_page() -> str | None:
+    """The page that a callback asked for, until `arrived`."""
+    return st.session_state.goto
+
+
+def arrived() -> None:
+    """A page has been shown to its end, so no other one is wanted any more."""
+    st.session_state.goto = None
 
 
 def tickets() -> MutableMapping[str, Ticket]:

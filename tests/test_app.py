@@ -230,7 +230,7 @@ def test_shipped_examples_are_complete_and_small() -> None:
     assert list(gallery.stamps()) == names, "run `make gallery`"
     for name in names:
         size = sum(gallery.snapshot_path(name, view).stat().st_size for view in gallery.VIEWS)
-        assert size < 2_000_000
+        assert size < 1_600_000
         example = gallery.load(name)
         assert gallery.map_in(example.base, *example.head) is not None
         assert "–" not in example.finding

@@ -27,7 +27,8 @@ CATS = "the cat the dog the cat the dog the cat"
 DOOR = "The code of the blue door is 7412. Question: what is the code of the blue door? Answer:"
 LONG = "word " * 3000
 HOSTILE = '<img src=x onerror="window.pwned=1"><script>window.pwned=1</script> :red[a] $x$ \u202e**b** 猫 مرحبا 🙂'
-SLOW = 180_000
+SLOW = 300_000
+expect.set_options(timeout=30_000)
 
 
 @dataclass(frozen=True)
@@ -78,10 +79,14 @@ def box(page: Page) -> Locator:
     return page.get_by_role("textbox", name="Prompt", exact=True)
 
 
-def run(page: Page, prompt: str) -> None:
-    """Type the prompt and press Ctrl+Enter; wait until the maps are there."""
+def start(page: Page, prompt: str) -> None:
     box(page).fill(prompt)
-    page.keyboard.press("Control+Enter")
+    page.get_by_role("button", name="Run").click()
+
+
+def run(page: Page, prompt: str) -> None:
+    """Type the prompt and press Run; wait until the maps are there."""
+    start(page, prompt)
     expect(page.locator(".attention-map")).to_be_visible(timeout=SLOW)
     await_idle(page)
 
@@ -143,6 +148,16 @@ def test_a_click_on_a_head_shows_what_the_stock_model_computes(site: Site) -> No
         expect(page.locator(".st-key-head-line")).to_contain_text(f"base {sink:.3f}")
 
 
+def test_ctrl_enter_runs_what_is_in_the_box(site: Site) -> None:
+    with site.open() as page:
+        expect(page.get_by_role("button", name="Run")).to_be_enabled()
+        page.wait_for_timeout(1000)
+        box(page).fill(CATS)
+        page.keyboard.press("Control+Enter")
+        expect(page.locator(".attention-map")).to_be_visible(timeout=SLOW)
+        expect(page.locator(".chip")).to_have_count(len(eager(None, CATS)[0, 0]))
+
+
 def test_repeated_words_keep_their_own_columns(site: Site) -> None:
     with site.open() as page:
         run(page, CATS)
@@ -183,8 +198,7 @@ def test_a_click_after_next_and_a_second_click_on_one_head_both_count(site: Site
 def test_two_sessions_at_once_see_their_own_prompts(site: Site) -> None:
     with site.open() as first, site.open() as second:
         for page, prompt in ((first, DOOR), (second, CATS)):
-            box(page).fill(prompt)
-            page.keyboard.press("Control+Enter")
+            start(page, prompt)
         for page in (first, second):
             expect(page.locator(".attention-map")).to_be_visible(timeout=SLOW)
             await_idle(page)
@@ -210,8 +224,7 @@ def test_a_long_prompt_shows_tiles_and_opens_exact_values(site: Site) -> None:
 
 def test_cancel_stops_a_long_run_and_keeps_the_prompt(site: Site) -> None:
     with site.open() as page:
-        box(page).fill(LONG)
-        page.keyboard.press("Control+Enter")
+        start(page, LONG)
         page.get_by_role("button", name="Cancel").click(timeout=SLOW)
         expect(page.get_by_text("Cancelled. Press Run to start again.")).to_be_visible(timeout=SLOW)
         expect(box(page)).to_have_value(LONG)
@@ -234,8 +247,7 @@ def test_a_wrong_model_is_one_message(site: Site) -> None:
         page.keyboard.press("Enter")
         await_idle(page)
         page.keyboard.press("Escape")
-        box(page).fill(CATS)
-        page.keyboard.press("Control+Enter")
+        start(page, CATS)
         alert = page.get_by_role("alert")
         expect(alert).to_contain_text("'no-such-model'", timeout=SLOW)
         expect(alert).not_to_contain_text("Traceback")

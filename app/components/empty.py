@@ -19,5 +19,5 @@ def no_prompt_yet() -> None:
 def example_line(example: Example) -> None:
     """Which example this is and where its numbers come from."""
     made = example.variant.provenance
-    facts = [str(made[key]) for key in ("model", "variant", "dtype", "date") if made.get(key)]
+    facts = [str(made[key]) for key in ("model", "variant", "dtype") if made.get(key)] + [str(made.get("date", ""))[:10]]
     st.caption(f"Ready example: {plain(example.recipe.title)} ({plain(', '.join(facts))}). Run computes it anew.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import streamlit as st
 
 from app import cache, state
+from app.cache import Failed, Pending
 from app.components.text import plain
 from app.presets import PRESETS
 from app.state import Selection, Widget
@@ -119,11 +120,12 @@ def _size_text(choice: Selection, info: PairInfo | None) -> str:
         guess = max(1, len(choice.draft.text) // CHARACTERS_PER_TOKEN)
         return f"Roughly {guess:,} {'token' if guess == 1 else 'tokens'}; counted when the model is loaded."
     counted = cache.ask(TokenizePrompt(choice.pair, choice.draft))
-    if not isinstance(counted, cache.Ready):
-        return plain(counted.text) if isinstance(counted, cache.Failed) else "Counting tokens."
+    if isinstance(counted, Failed):
+        return f":red[{plain(counted.text)}]"
+    if isinstance(counted, Pending):
+        return "Counting tokens."
     tokens = len(counted.values[0])
-    text = f"{tokens:,} of {info.max_tokens:,} tokens"
-    return f":red[{text}: too long]" if tokens > info.max_tokens else f"{text} · {cache.cost_of(info, tokens)}"
+    return f"{tokens:,} of {info.max_tokens:,} tokens · {cache.cost_of(info, tokens)}"
 
 
 def _view(choice: Selection) -> None:

@@ -7,7 +7,8 @@ An example is three files: `<name>.json` (title, finding, prompt, how its head i
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -54,8 +55,8 @@ class Recipe:
     chat: bool = False
     score: str = "signed"
     space: str = "value"
-    needle: str | None = None
-    """Text inside the prompt whose tokens become the span "needle"."""
+    spans: Mapping[str, str] = field(default_factory=dict)
+    """Name of a token span → its text, taken where it stands last in the prompt."""
 
 
 @dataclass(frozen=True)
