@@ -219,8 +219,11 @@ def test_thumbnail_shows_both_maps_on_one_scale_without_the_upper_triangle(low: 
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0, "0"), (1, "1.00"), (0.12345, "0.123"), (9.996, "10.0"), (99.96, "100"), (123456.0, "123456"), (1.234e-5, "1.23e−05")]
-    + [(-0.5, "−0.500"), (float("nan"), "–"), (float("inf"), "–"), (0.00012345, "0.000123"), (2.5e7, "2.50e+07")],
+    [
+        *((0, "0"), (1, "1.00"), (0.12345, "0.123"), (9.996, "10.0"), (99.96, "100"), (123456.0, "123456")),
+        *((1.234e-5, "1.23e−05"), (0.00012345, "0.000123"), (2.5e7, "2.50e+07")),
+        *((-0.5, "−0.500"), (float("nan"), "–"), (float("inf"), "–")),
+    ],
 )
 def test_numbers_have_three_digits(value: float, text: str) -> None:
     assert three(value) == text
