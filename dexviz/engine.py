@@ -1,6 +1,6 @@
 """The one door to the device: plain requests in, plain results out, with progress and cancellation.
 
-The app and the command line ask here for everything that touches a model. `LocalEngine` serves requests on threads of this
+The app asks here for everything that touches a model. `LocalEngine` serves requests on threads of this
 process. Each base model is loaded once however many sessions ask; a request carries all it needs and leaves nothing behind
 but caches, so sessions cannot disturb each other.
 """
@@ -15,13 +15,15 @@ from concurrent.futures import ThreadPoolExecutor, TimeoutError as FutureTimeout
 from typing import Any, Protocol
 
 from dexviz import catalogue
-from dexviz.errors import Cancelled, DexvizError
-from dexviz.requests import ModelInfo, PairSpec, Progress, Request
+from dexviz.errors import DexvizError
+from dexviz.requests import CaptureView, MapHead, ModelInfo, PairSpec, Progress, Request
 from dexviz.tasks import Task
 
 OnProgress = Callable[[Progress], None]
-_WORKERS = 8
-_FINISHED_KEPT = 256
+_PASS_WORKERS, _LIGHT_WORKERS = 2, 4
+"""Threads for passes over the device, which take turns there, and for what must not wait behind them."""
+_DELIVERED_KEPT, _FINISHED_KEPT = 256, 16
+"""Tickets that are remembered after their answer was handed over; answers that wait to be fetched."""
 
 
 class Engine(Protocol):
@@ -37,7 +39,7 @@ class Engine(Protocol):
         """How far it is. Never waits."""
 
     def result(self, ticket: str, timeout: float | None = None) -> Any:
-        """Its answer, once it is there. Raises what the request raised, Cancelled, or TimeoutError after `timeout` seconds."""
+        """Its answer, handed over once. Raises what the request raised, Cancelled, or TimeoutError after `timeout` seconds."""
 
     def cancel(self, ticket: str) -> None:
         """Ask it to stop; `result` then raises Cancelled."""
@@ -53,9 +55,11 @@ class LocalEngine:
     """Serves requests in this process, on threads; passes over one device take turns."""
 
     def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="dexviz-engine")
+        self._passes = ThreadPoolExecutor(_PASS_WORKERS, thread_name_prefix="dexviz-pass")
+        self._light = ThreadPoolExecutor(_LIGHT_WORKERS, thread_name_prefix="dexviz-light")
         self._tasks: dict[str, Task] = {}
         self._lock = threading.Lock()
+        self._starting = threading.Lock()
         self._server: Any = None
 
     def models(self) -> list[ModelInfo]:
@@ -65,10 +69,11 @@ class LocalEngine:
     def submit(self, request: Request) -> str:
         """See Engine."""
         ticket, task = uuid.uuid4().hex, Task()
+        pool = self._passes if isinstance(request, CaptureView | MapHead) else self._light
         with self._lock:
             self._forget_old()
             self._tasks[ticket] = task
-            task.future = self._pool.submit(self._serve, request, task)
+            task.future = pool.submit(self._serve, request, task)
         return ticket
 
     def progress(self, ticket: str) -> Progress:
@@ -78,13 +83,12 @@ class LocalEngine:
     def result(self, ticket: str, timeout: float | None = None) -> Any:
         """See Engine."""
         task = self._task(ticket)
-        assert task.future is not None
-        if task.future.cancelled():
-            raise Cancelled
+        if task.delivered:
+            raise _unknown(ticket)
         try:
-            return task.future.result(timeout)
+            return task.hand_over(timeout)
         except FutureTimeout:
-            if task.future.done():
+            if task.delivered:
                 raise
             raise TimeoutError(f"not finished after {timeout} s") from None
 
@@ -119,7 +123,7 @@ class LocalEngine:
 
     def _get_server(self) -> Any:
         """Imports torch only when the first request comes, so that pages open before that."""
-        with self._lock:
+        with self._starting:
             if self._server is None:
                 share_cores()
                 from dexviz.serving import Server
@@ -130,13 +134,24 @@ class LocalEngine:
     def _task(self, ticket: str) -> Task:
         task = self._tasks.get(ticket)
         if task is None:
-            raise DexvizError("a ticket of this engine", repr(ticket), "Submit the request again.")
+            raise _unknown(ticket)
         return task
 
+    def close(self) -> None:
+        """Let running requests finish, drop the others, and end the threads."""
+        for pool in (self._passes, self._light):
+            pool.shutdown(wait=True, cancel_futures=True)
+
     def _forget_old(self) -> None:
-        finished = [t for t, task in self._tasks.items() if task.future is not None and task.future.done()]
-        for ticket in finished[: max(0, len(finished) - _FINISHED_KEPT)]:
-            del self._tasks[ticket]
+        delivered = [ticket for ticket, task in self._tasks.items() if task.delivered]
+        finished = [ticket for ticket, task in self._tasks.items() if task.future is not None and task.future.done()]
+        for tickets, kept in ((delivered, _DELIVERED_KEPT), (finished, _FINISHED_KEPT)):
+            for ticket in tickets[: max(0, len(tickets) - kept)]:
+                del self._tasks[ticket]
+
+
+def _unknown(ticket: str) -> DexvizError:
+    return DexvizError("a ticket of this engine whose answer was not fetched yet", repr(ticket), "Submit the request again.")
 
 
 def share_cores() -> None:

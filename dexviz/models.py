@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from dexviz import attention, diff
+from dexviz import attention, diff, fingerprint
 from dexviz.adapter import load_adapter
 from dexviz.catalogue import base_of
 from dexviz.dex import DexAdapter
@@ -25,6 +24,7 @@ from dexviz.selfcheck import Layout, check
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+_DEVICES = ("cpu", "cuda", "mps", "xpu")
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -121,8 +121,6 @@ def load_pair(
     Raises:
         ModelError, AdapterError: with what was expected and what to do.
     """
-    if adapter is not None and variant is not None:
-        raise ModelError("an adapter or a variant", "both", "Leave one of them out.")
     base = base or (base_of(resolve_adapter(adapter)) if adapter is not None else None)
     if base is None:
         raise ModelError("a base model, or an adapter that names one", "neither", 'Pass "smollm2-135m", for example.')
@@ -140,6 +138,8 @@ def make_pair(
         AdapterError: the adapter is damaged or belongs to another model.
         ModelError: the two models do not share a tokenizer.
     """
+    if adapter is not None and variant is not None:
+        raise ModelError("an adapter or a variant", "both", "Leave one of them out.")
     base = View("base", loaded, title=loaded.name)
     if variant is not None:
         _check_tokenizers(loaded, variant)
@@ -173,12 +173,21 @@ def load_model(
     source = resolve_model(name, progress=progress)
     target = choose_device(device)
     kind = choose_dtype(dtype, target)
+    model = _read_model(name, source, kind)
+    reader = _read_tokenizer(name, source) if tokenizer else None
     try:
-        loader: Any = AutoModelForCausalLM
+        model = model.to(target).eval().requires_grad_(False)
+    except (RuntimeError, AssertionError) as error:
+        raise ModelError(f"room on a usable device, {target}", _first_line(error), "Choose --device cpu.") from error
+    return LoadedModel(str(name), model, reader, check(model), fingerprint.of_folder(Path(source)))
+
+
+def _read_model(name: str, source: Path | str, kind: torch.dtype) -> Any:
+    loader: Any = AutoModelForCausalLM
+    try:
         model, report = loader.from_pretrained(
             source, dtype=kind, use_safetensors=True, trust_remote_code=False, output_loading_info=True
         )
-        reader = AutoTokenizer.from_pretrained(source, trust_remote_code=False) if tokenizer else None
     except Exception as error:
         raise ModelError(
             "a causal language model in transformers' format with undamaged safetensors",
@@ -187,11 +196,16 @@ def load_model(
         ) from error
     if lost := sorted(report["missing_keys"]):
         raise ModelError(f"every weight of {name!r} in its files", f"none for {', '.join(lost[:3])}", "Save the model again.")
+    return model
+
+
+def _read_tokenizer(name: str, source: Path | str) -> Any:
     try:
-        model = model.to(target).eval().requires_grad_(False)
-    except (RuntimeError, AssertionError) as error:
-        raise ModelError(f"room on a usable device, {target}", _first_line(error), "Choose --device cpu.") from error
-    return wrap_model(model, reader, name=str(name))
+        return AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+    except Exception as error:
+        raise ModelError(
+            "a tokenizer beside the model's weights", f"{name!r}: {_first_line(error)}", "Save its tokenizer into the folder."
+        ) from error
 
 
 def wrap_model(model: PreTrainedModel, tokenizer: Any = None, *, name: str | None = None) -> LoadedModel:
@@ -201,7 +215,7 @@ def wrap_model(model: PreTrainedModel, tokenizer: Any = None, *, name: str | Non
         ModelError: the self-check failed.
     """
     layout = check(model)
-    return LoadedModel(name or model.config.model_type, model, tokenizer, layout, fingerprint(model))
+    return LoadedModel(name or model.config.model_type, model, tokenizer, layout, fingerprint.of_module(model))
 
 
 def choose_device(wanted: str | None = None) -> torch.device:
@@ -215,6 +229,8 @@ def choose_device(wanted: str | None = None) -> torch.device:
         device = torch.device(name)
     except RuntimeError as error:
         raise ModelError('a device such as "cpu" or "cuda"', repr(name), "Change --device or DEXVIZ_DEVICE.") from error
+    if device.type not in _DEVICES:
+        raise ModelError(f"a device out of {', '.join(_DEVICES)}", repr(name), "Change --device or DEXVIZ_DEVICE.")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ModelError("a CUDA device", "none on this machine", "Choose --device cpu.")
     return device
@@ -231,21 +247,6 @@ def choose_dtype(wanted: str | None, device: torch.device) -> torch.dtype:
     if wanted not in _DTYPES:
         raise ModelError(f"a dtype out of {', '.join(_DTYPES)}", repr(wanted), "Change --dtype.")
     return _DTYPES[wanted]
-
-
-def fingerprint(model: PreTrainedModel) -> str:
-    """SHA-256 over names, shapes and a sample of every weight, taken in bfloat16: the same whatever type it is loaded in."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
-        digest.update(f"{name}{tuple(tensor.shape)}".encode())
-        digest.update(_sample(tensor).tobytes())
-    return digest.hexdigest()
-
-
-def _sample(tensor: Tensor) -> Any:
-    flat = tensor.detach().flatten()
-    picked = flat[:: max(1, len(flat) // 1024)][:1024]
-    return picked.to(torch.bfloat16).view(torch.int16).cpu().numpy()
 
 
 def _check_tokenizers(base: LoadedModel, variant: LoadedModel) -> None:

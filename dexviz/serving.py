@@ -12,14 +12,14 @@ from dexviz.errors import CaptureError
 from dexviz.headmaps import head_map
 from dexviz.models import LoadedModel, ModelPair, View, load_model, make_pair
 from dexviz.recorder import capture
-from dexviz.records import Capture, CaptureRequest, HeadMap, Tokens
+from dexviz.records import Capture, CaptureRequest, HeadMap, Tokens, head_name
 from dexviz.requests import CaptureView, DescribePair, MapHead, PairInfo, PairSpec, Prompt, Request, TokenizePrompt
 from dexviz.scores import LayerRecord
 from dexviz.tasks import Task
 
 MODELS_KEPT = 3
 KEPT_BYTES = 4 << 30
-"""Byte budget for the Q, K and V of recent prompts, over all sessions."""
+"""Byte budget for the Q, K and V of recent prompts, over all sessions; one pass may take half of it."""
 
 PassKey = tuple[PairSpec, Prompt, str]
 
@@ -40,7 +40,7 @@ class KeptPass:
         """Take in the next layer."""
         if self.whole or record.layer == self.wanted:
             self.layers[record.layer] = record
-        if self.whole and self.nbytes > KEPT_BYTES:
+        if self.whole and self.nbytes > KEPT_BYTES // 2:
             self.whole = False
             self.layers = {layer: kept for layer, kept in self.layers.items() if layer == self.wanted}
 
@@ -72,15 +72,12 @@ class Server:
         return self._handlers[type(request)](request, task)
 
     def unload(self, spec: PairSpec) -> None:
-        """Forget the pair, its models and its kept passes; running requests finish with what they hold."""
+        """Forget the pair's models, with every pair that uses them; running requests finish with what they hold."""
+        gone = {spec.base, spec.variant} - {None}
         with self._state:
-            self._pairs.pop(spec, None)
-            for name in {spec.base, spec.variant} - {None}:
-                self._models.pop(name, None)  # type: ignore[arg-type]
-            for other in [p for p in self._pairs if spec.base in (p.base, p.variant)]:
-                self._pairs.pop(other)
-            for key in [key for key in self._kept if key[0] == spec]:
-                self._kept.pop(key)
+            for pair in [pair for pair in self._pairs if {pair.base, pair.variant} & gone]:
+                self._forget_pair(pair)
+            self._drop_unused_models()
 
     def pair(self, spec: PairSpec, task: Task) -> ModelPair:
         """The pair, loaded on first use. Callers of one model wait for one load."""
@@ -89,19 +86,21 @@ class Server:
             if found is not None:
                 self._pairs.move_to_end(spec)
                 return found
-        with self._loading:
+        with task.holding(self._loading, "loading the model"):
             with self._state:
                 if spec in self._pairs:
                     return self._pairs[spec]
-            task.report("loading the model", 0, 1)
-            loaded = self._model(spec.base, task)
-            variant = self._model(spec.variant, task) if spec.variant is not None else None
-            pair = make_pair(loaded, adapter=spec.adapter, variant=variant)
-            with self._state:
-                self._pairs[spec] = pair
-                while len(self._pairs) > MODELS_KEPT:
-                    self._drop_oldest_pair()
-            task.report("loading the model", 1, 1)
+            try:
+                loaded = self._model(spec.base, task)
+                variant = self._model(spec.variant, task) if spec.variant is not None else None
+                pair = make_pair(loaded, adapter=spec.adapter, variant=variant)
+                with self._state:
+                    self._pairs[spec] = pair
+                    while len(self._pairs) > MODELS_KEPT:
+                        self._forget_pair(next(iter(self._pairs)))
+            finally:
+                with self._state:
+                    self._drop_unused_models()
             return pair
 
     def _model(self, name: str, task: Task) -> LoadedModel:
@@ -113,14 +112,15 @@ class Server:
                 self._models[name] = found
         return found
 
-    def _drop_oldest_pair(self) -> None:
-        """Forget the pair unused for longest, and models that no pair uses any more."""
-        spec, _ = self._pairs.popitem(last=False)
+    def _forget_pair(self, spec: PairSpec) -> None:
+        del self._pairs[spec]
+        for key in [key for key in self._kept if key[0] == spec]:
+            del self._kept[key]
+
+    def _drop_unused_models(self) -> None:
         used = {name for pair in self._pairs for name in (pair.base, pair.variant)}
         for name in [name for name in self._models if name not in used]:
             del self._models[name]
-        for key in [key for key in self._kept if key[0] == spec]:
-            del self._kept[key]
 
     def _describe(self, request: DescribePair, task: Task) -> PairInfo:
         pair = self.pair(request.pair, task)
@@ -166,8 +166,7 @@ class Server:
             record = kept.layers.get(request.layer)
         if record is None:
             raise CaptureError("a layer with softmax attention", f"layer {request.layer}", "Choose another layer.")
-        task.report(f"map of L{request.layer}·H{request.head}", 0, 1)
-        with self._device:
+        with task.holding(self._device, f"map of {head_name(request.layer, request.head)}"):
             return head_map(
                 record, request.head, score=request.score, space=request.space, window=request.window, pool=request.pool
             )
@@ -178,8 +177,7 @@ class Server:
 
     def _pass(self, view: View, tokens: Tokens, request: CaptureRequest, key: PassKey, task: Task, kept: KeptPass) -> Capture:
         stage = f"{view.name}: {len(tokens):,} tokens"
-        task.report(f"{stage}, waiting for the device", 0, view.layout.layers)
-        with self._device:
+        with task.holding(self._device, f"{stage}, waiting for the device"):
             task.report(stage, 0, view.layout.layers)
             result = capture(
                 view,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -46,7 +48,7 @@ def spec(tmp_path_factory: pytest.TempPathFactory) -> PairSpec:
 def engine() -> Iterator[LocalEngine]:
     engine = LocalEngine()
     yield engine
-    engine._pool.shutdown(wait=True, cancel_futures=True)
+    engine.close()
 
 
 @pytest.mark.parametrize(
@@ -165,6 +167,50 @@ def test_progress_and_cancellation(engine: LocalEngine, spec: PairSpec, monkeypa
     assert engine.progress(ticket).state == "cancelled"
     monkeypatch.setattr(serving, "capture", real)
     assert engine.run(CaptureView(spec, Prompt(TEXTS[2]))).layers == 2, "the engine goes on after a cancelled request"
+
+
+def test_a_delivered_answer_is_let_go(engine: LocalEngine, spec: PairSpec) -> None:
+    ticket = engine.submit(CaptureView(spec, Prompt(TEXTS[0])))
+    answer = engine.result(ticket, timeout=60)
+    alive = weakref.ref(answer)
+    del answer
+    gc.collect()
+    assert alive() is None
+    assert engine.progress(ticket).state == "done"
+    with pytest.raises(DexvizError, match="not fetched yet"):
+        engine.result(ticket)
+
+
+def test_waiting_requests_can_be_cancelled_and_hold_nobody_up(engine: LocalEngine, spec: PairSpec) -> None:
+    engine.run(DescribePair(spec))
+    server = engine._get_server()
+    with server._device:
+        waiting = [engine.submit(CaptureView(spec, Prompt(text))) for text in TEXTS]
+        assert len(engine.result(engine.submit(TokenizePrompt(spec, Prompt(TEXTS[0]))), timeout=20)) == 40
+        for ticket in waiting:
+            engine.cancel(ticket)
+        for ticket in waiting:
+            with pytest.raises(Cancelled):
+                engine.result(ticket, timeout=20)
+            assert engine.progress(ticket).state == "cancelled"
+    assert engine.run(CaptureView(spec, Prompt(TEXTS[0]))).layers == 2
+
+
+def test_a_pair_that_cannot_be_made_leaves_no_model_behind(engine: LocalEngine, spec: PairSpec) -> None:
+    with pytest.raises(AdapterError):
+        engine.run(DescribePair(PairSpec(spec.base, "no-such-adapter")))
+    assert not engine._get_server()._models
+    with pytest.raises(ModelError, match="an adapter or a variant"):
+        engine.run(DescribePair(PairSpec(spec.base, spec.adapter, spec.base)))
+
+
+def test_unloading_a_pair_frees_its_siblings_too(engine: LocalEngine, spec: PairSpec) -> None:
+    alone = PairSpec(spec.base)
+    for pair in (spec, alone):
+        engine.run(CaptureView(pair, Prompt(TEXTS[0]), "base"))
+    engine.unload(alone)
+    server = engine._get_server()
+    assert not (server._pairs or server._models or server._kept)
 
 
 def test_run_reports_progress(engine: LocalEngine, spec: PairSpec, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ LAYERS = (
     {"kernels"},
     {"dex", "diff"},
     {"attention"},
-    {"adapter", "catalogue", "corpora", "fetching", "merging", "models", "projection", "selfcheck", "tokens"},
+    {"adapter", "catalogue", "corpora", "fetching", "fingerprint", "merging", "models", "projection", "selfcheck", "tokens"},
     {"headmaps", "recorder", "scores", "snapshot", "snapshot_layout"},
     {"heldout", "modelcard", "probes", "train_config", "trainer", "training"},
     {"engine", "serving", "tasks"},

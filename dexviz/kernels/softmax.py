@@ -83,8 +83,9 @@ class AttentionInputs:
         return torch.promote_types(self.q_BHND.dtype, torch.float32)
 
     def nbytes(self) -> int:
-        """Bytes that keeping these inputs takes."""
-        return sum(t.numel() * t.element_size() for t in (self.q_BHND, self.k_BGMD, self.v_BGME))
+        """Bytes that keeping these inputs takes: whole storages, of which a fused projection's K and V are but views."""
+        held = [t for t in (self.q_BHND, self.k_BGMD, self.v_BGME, self.bias_BHNM) if t is not None]
+        return sum({s.data_ptr(): s.nbytes() for s in (t.untyped_storage() for t in held)}.values())
 
 
 @dataclass(frozen=True)
