@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import torch
 from torch import Tensor
 
-from dexviz.errors import CaptureError
+from dexviz.errors import BudgetError, CaptureError
 from dexviz.kernels.softmax import row_blocks
 from dexviz.kernels.terms import ScoreBlock, head_rows
 from dexviz.kernels.tiles import Tiles, tile_edges
-from dexviz.records import HeadMap
+from dexviz.records import SCORES, SPACES, HeadMap
 from dexviz.scores import LayerRecord, column_gains, score_map
 
 _BLOCK_ROWS = 256
+_BYTES_PER_ENTRY = 8
 Window = tuple[int, int, int, int]
+
+
+def check_room(entries: int) -> None:
+    """Raise a BudgetError where so many entries of exact maps, S and A in float32, exceed half of this machine's memory."""
+    needed, memory = entries * _BYTES_PER_ENTRY, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > memory // 2:
+        raise BudgetError(
+            f"exact maps of at most {memory // 2 / 1e9:.1f} GB, half of the memory",
+            f"{needed / 1e9:.1f} GB",
+            "Ask for fewer maps, a window, or tiles (pool).",
+        )
 
 
 class MapWriter:
@@ -86,9 +100,15 @@ def head_map(
         pool: tile the window down to at most this many rows and columns; None for exact entries.
 
     Raises:
-        CaptureError: the head or the window lies outside the model or the prompt.
+        CaptureError: the head or the window lies outside the model or the prompt; no such score or space.
+        BudgetError: the exact map does not fit into memory.
     """
     n = record.inputs.q_BHND.shape[2]
+    if score not in SCORES or space not in SPACES or (pool is not None and pool < 1):
+        got = f"score {score!r}, space {space!r}, pool {pool!r}"
+        raise CaptureError(
+            f"a score out of {', '.join(SCORES)}, a space out of {', '.join(SPACES)}, pool ≥ 1", got, "Correct it."
+        )
     scores = score_map(record, score, space)
     if not 0 <= head < scores.heads:
         raise CaptureError(f"a head within 0..{scores.heads - 1}", str(head), "Choose a head the model has.")
@@ -97,28 +117,32 @@ def head_map(
         raise CaptureError(f"a window within 0..{n}", str(window), "Choose tokens inside the prompt.")
     blocks = (head_rows(scores, head, r0 + a, r0 + b) for a, b in row_blocks(r1 - r0, _BLOCK_ROWS))
     if pool is None or pool >= max(r1 - r0, c1 - c0):
+        check_room((r1 - r0) * (c1 - c0))
         writer = MapWriter(record, score, space, head, n, (r0, r1, c0, c1))
         for block in blocks:
             writer.add(block, index=0)
         return writer.finish()
     rows, cols = tile_edges(r0, r1, min(pool, r1 - r0)), tile_edges(c0, c1, min(pool, c1 - c0))
     like = record.inputs.q_BHND.new_empty((), dtype=record.inputs.dtype)
-    tiles, attention = Tiles(1, rows, cols, 0, like), Tiles(1, rows, cols, 0, like)
+    tiles, terms = Tiles(1, rows, cols, 0, like), [Tiles(1, rows, cols, 0, like) for _ in scores.terms]
     for block in blocks:
         tiles.add(block)
-        attention.add(ScoreBlock(block.a_TSRC[0], block.a_TSRC, block.start, block.stop, block.c0, block.c1))
+        for part, a_SRC in zip(terms, block.a_TSRC, strict=True):
+            part.add(ScoreBlock(a_SRC, (), block.start, block.stop, block.c0, block.c1))
+    means = [part.means()[0].float().cpu().numpy() for part in terms]
     gain, residue = _gain(record, score, space, head)
     return HeadMap(
         layer=record.layer,
         head=head,
         score=score,
         scores=tiles.means()[0].float().cpu().numpy(),
-        attention=attention.means()[0].float().cpu().numpy(),
+        attention=means[0],
         row_edges=rows.numpy(),
         col_edges=cols.numpy(),
         extreme=tiles.extremes()[0].float().cpu().numpy(),
         gain=gain,
         residue=residue,
+        terms=tuple(means) if len(means) > 1 else (),
     )
 
 

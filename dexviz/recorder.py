@@ -19,11 +19,11 @@ import torch
 import transformers
 from torch import Tensor
 
-from dexviz import diff
+from dexviz import diff, fingerprint
 from dexviz.attention import AttentionCall
-from dexviz.dex import select
-from dexviz.errors import Cancelled, CaptureError
-from dexviz.headmaps import MapWriter
+from dexviz.dex import DexAdapter, select
+from dexviz.errors import BudgetError, Cancelled, CaptureError, PromptError
+from dexviz.headmaps import MapWriter, check_room
 from dexviz.kernels.rows import row_statistics
 from dexviz.kernels.similarity import Gram, JensenShannon, linear_cka
 from dexviz.kernels.softmax import row_blocks
@@ -60,15 +60,24 @@ def capture(
         keep: receives each layer's Q, K and V, for `dexviz.headmaps.head_map` without another forward pass.
 
     Raises:
+        PromptError: no tokens, more than the model reads, or ids that it does not know.
         CaptureError: maps or spans outside the model or the prompt; a score that the view does not have.
+        BudgetError: the maps that were asked for, or the pass, do not fit into memory.
         Cancelled: `cancel` was set.
     """
     request = request or CaptureRequest()
+    _check_tokens(view, tokens)
+    check_room(len(request.maps) * len(tokens) ** 2)
     recording = _Recording(view, len(tokens), request, progress or _silent, cancel or Event(), keep or _dropped)
     request.check_against(view.layout.layers, recording.heads, len(tokens))
     ids = torch.from_numpy(tokens.ids)[None].to(view.model.device)
-    with torch.inference_mode(), view.active(recording):
-        logits = view.model(input_ids=ids, use_cache=False, **_last_only(view)).logits[0, -1]
+    try:
+        with torch.inference_mode(), view.active(recording):
+            logits = view.model(input_ids=ids, use_cache=False, **_last_only(view)).logits[0, -1]
+    except torch.OutOfMemoryError as error:
+        raise BudgetError(
+            f"room for {len(tokens):,} tokens on {view.model.device}", str(error), "Shorten the prompt."
+        ) from error
     recording.finish()
     return recording.result(tokens, _top_tokens(view, logits))
 
@@ -237,7 +246,7 @@ class _Recording:
             "view": self.view.name,
             "variant": self.view.title,
             "fingerprint": loaded.fingerprint,
-            "adapter": None if adapter is None else adapter.config.to_json(),
+            "adapter": None if adapter is None else _adapter_facts(adapter),
             "pairing": "p, p + H/2" if self.view.layout.differential else None,
             "dtype": str(model.dtype).removeprefix("torch."),
             "device": str(model.device),
@@ -250,6 +259,19 @@ class _Recording:
             },
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
         }
+
+
+def _adapter_facts(adapter: DexAdapter) -> dict[str, Any]:
+    return {**adapter.config.to_json(), "step": adapter.annealing.step, "fingerprint": fingerprint.of_module(adapter)}
+
+
+def _check_tokens(view: View, tokens: Tokens) -> None:
+    vocabulary = int(view.model.config.get_text_config().vocab_size)
+    limit = view.loaded.max_tokens
+    if not 1 <= len(tokens) <= limit:
+        raise PromptError(f"1 to {limit:,} tokens", f"{len(tokens):,}", "Shorten the prompt.")
+    if not (int(tokens.ids.min()) >= 0 and int(tokens.ids.max()) < vocabulary):
+        raise PromptError(f"token ids within 0..{vocabulary - 1}", "others", "Tokenise the prompt with this model's tokenizer.")
 
 
 def rows_per_block(heads: int, n: int) -> int:

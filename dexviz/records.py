@@ -6,6 +6,7 @@ Layers, heads and positions are 0-based; spans are half-open. Formulas: README, 
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args
@@ -104,10 +105,21 @@ class CaptureRequest:
     """τ: scores below it in magnitude count as sparse."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "maps", tuple((int(layer), int(head)) for layer, head in self.maps))
-        object.__setattr__(self, "spans", {str(k): (int(a), int(b)) for k, (a, b) in dict(self.spans).items()})
-        if not isinstance(self.similarity, bool):
-            object.__setattr__(self, "similarity", tuple(self.similarity))
+        try:
+            object.__setattr__(self, "maps", tuple((int(layer), int(head)) for layer, head in self.maps))
+            object.__setattr__(self, "spans", {str(k): (int(a), int(b)) for k, (a, b) in dict(self.spans).items()})
+            if not isinstance(self.similarity, bool):
+                object.__setattr__(self, "similarity", tuple(self.similarity))
+            whole = [None if value is None else operator.index(value) for value in (self.pool, self.sink, self.local)]
+            object.__setattr__(self, "threshold", float(self.threshold))
+        except (TypeError, ValueError) as error:
+            raise CaptureError(
+                "maps of (layer, head), spans of name → (start, stop), whole numbers for pool, sink and local",
+                str(error),
+                "Correct the request.",
+            ) from error
+        for name, value in zip(("pool", "sink", "local"), whole, strict=True):
+            object.__setattr__(self, name, value)
         self._check()
 
     def _check(self) -> None:
@@ -213,7 +225,8 @@ class Capture:
     """bool [L, H]: heads that DEX adapts."""
     logits_top: TopTokens
     provenance: Mapping[str, Any]
-    """Model, view, adapter, fingerprint, dtype, device, versions, request, date: enough to do it again."""
+    """Model and its fingerprint, view, adapter with a digest of its weights, dtype, device, versions, date: with `tokens` and
+    `request`, enough to do it again."""
     maps: Mapping[tuple[int, int], HeadMap] = field(default_factory=dict)
     pooled: np.ndarray | None = None
     """float32 [L, H, P, P]: mean of S over the causal entries of each tile; NaN where a tile has none."""

@@ -53,6 +53,10 @@ def score_map(record: LayerRecord, score: str, space: str, o_HNE: Tensor | None 
     if score == "attention":
         return ScoreMap(record.inputs, (ScoreTerm(heads),))
     if record.differential:
+        if space == "residual":
+            raise CaptureError(
+                "value space for a DIFF Transformer, whose norm lies before W_O", "residual space", "Use value space."
+            )
         o = record.output() if o_HNE is None and score == "contribution" else o_HNE
         return diff.score_map(record.module, record.inputs, score, o)
     if score == "signed":

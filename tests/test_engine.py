@@ -210,7 +210,7 @@ def test_unloading_a_pair_frees_its_siblings_too(engine: LocalEngine, spec: Pair
         engine.run(CaptureView(pair, Prompt(TEXTS[0]), "base"))
     engine.unload(alone)
     server = engine._get_server()
-    assert not (server._pairs or server._models or server._kept)
+    assert (len(server._pairs), len(server._models), len(server._kept)) == (0, 0, 0)
 
 
 def test_run_reports_progress(engine: LocalEngine, spec: PairSpec, monkeypatch: pytest.MonkeyPatch) -> None:
