@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from dexviz.models import LoadedModel
 
 FORMAT_VERSION = 1
+SAVED_DTYPE = torch.float16
+"""Type of the weights on disk."""
 
 
 def save_adapter(
@@ -36,7 +38,7 @@ def save_adapter(
     *,
     details: Mapping[str, Any] | None = None,
     extra: Callable[[Path], None] | None = None,
-    dtype: torch.dtype = torch.float16,
+    dtype: torch.dtype = SAVED_DTYPE,
 ) -> Path:
     """Write an adapter folder, whole or not at all.
 
@@ -69,6 +71,11 @@ def save_adapter(
     return Path(folder)
 
 
+def round_as_saved(adapter: DexAdapter) -> None:
+    """Round the weights to what `save_adapter` writes and `load_adapter` gives back; they stay in float32."""
+    adapter.to(SAVED_DTYPE).float()
+
+
 def load_adapter(name: str, base: LoadedModel, *, force: bool = False) -> DexAdapter:
     """Read an adapter and prove that it belongs to the base.
 
@@ -88,6 +95,9 @@ def load_adapter(name: str, base: LoadedModel, *, force: bool = False) -> DexAda
             "Use the dexviz version that wrote it, or train it again.",
         )
     config = DexConfig.from_json(data.get("dex") or {})
+    step = data.get("step", config.steps)
+    if type(step) is not int or step < 0:
+        raise AdapterError(f"a `step` ≥ 0 in {folder / ADAPTER_CONFIG}", repr(step), "Copy or train the adapter again.")
     _check_base(config, data, base, folder, force)
     adapter = DexAdapter(config)
     try:
@@ -97,7 +107,7 @@ def load_adapter(name: str, base: LoadedModel, *, force: bool = False) -> DexAda
         raise AdapterError(
             f"undamaged weights in {folder / ADAPTER_WEIGHTS}", reason, "Copy or train the adapter again."
         ) from error
-    adapter.set_step(int(data.get("step", config.steps)))
+    adapter.set_step(step)
     return adapter.eval().requires_grad_(False)
 
 
@@ -157,16 +167,23 @@ def check_target(target: Path, *, replaces: str | None) -> None:
     """Raise an AdapterError unless `new_folder` may write to `target`: before long work, say."""
     occupied = target.exists() and not (target.is_dir() and not any(target.iterdir()))
     replaceable = replaces is not None and (target / replaces).is_file()
-    if occupied and not replaceable:
+    if not target.name or (occupied and not replaceable):
         raise AdapterError("a new or empty folder to write to", f"{target}, which exists", "Choose another --out.")
 
 
 def _swap(work: Path, target: Path) -> None:
-    """Rename `work` to `target`; what was there moves aside first and goes when the new folder stands."""
+    """Rename `work` to `target`; what was there moves aside first, goes when the new folder stands, and else comes back."""
     if not target.exists():
         work.rename(target)
         return
     aside = Path(tempfile.mkdtemp(prefix=f".{target.name}.old.", dir=target.parent))
-    target.rename(aside / "old")
-    work.rename(target)
+    old = aside / "old"
+    try:
+        target.rename(old)
+        work.rename(target)
+    except OSError:
+        if old.exists():
+            old.rename(target)
+        aside.rmdir()
+        raise
     shutil.rmtree(aside, ignore_errors=True)

@@ -11,7 +11,7 @@ t training step, T annealing length. At t = 0 the variant equals the base bit fo
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, cast
 
@@ -64,16 +64,26 @@ class DexConfig:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> DexConfig:
+    def from_json(cls, data: Any) -> DexConfig:
         """Inverse of `to_json`.
 
         Raises:
-            AdapterError: a field is missing, unknown or out of range.
+            AdapterError: a field is missing, unknown, of the wrong type or out of range.
         """
         try:
-            return cls(**{**data, "heads": tuple(tuple(layer) for layer in data["heads"])})
-        except (KeyError, TypeError) as error:
-            raise AdapterError("a DEX configuration", str(error), "Use an adapter that dexviz wrote.") from error
+            heads = tuple(tuple(layer) for layer in data["heads"])
+            whole = {name: data.get(name, 0) for name in ("width", "query_heads", "steps")}
+            wrong = [f"{name} {value!r}" for name, value in whole.items() if type(value) is not int]
+            wrong += [f"head {head!r}" for layer in heads for head in layer if type(head) is not int]
+            strength = data.get("lambda_init")
+            if strength is not None and not (type(strength) in (int, float) and math.isfinite(strength)):
+                wrong.append(f"lambda_init {strength!r}")
+            if wrong:
+                raise TypeError(", ".join(wrong[:3]))
+            return cls(**{**data, "heads": heads})
+        except (KeyError, TypeError, OverflowError) as error:
+            reason = f"none of its field {error}" if isinstance(error, KeyError) else str(error)
+            raise AdapterError("a DEX configuration", reason, "Use an adapter that dexviz wrote.") from error
 
 
 @dataclass

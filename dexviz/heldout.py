@@ -1,6 +1,7 @@
 """Held-out loss: mean next-token loss over non-overlapping blocks of a text that nothing was trained on.
 
-The protocol for the default model: the whole 2026 address, blocks of 256 tokens, float32, nats per predicted token.
+The protocol for the default model: the whole 2026 address, blocks of 256 tokens, float32, nats per predicted token. A model
+with a shorter context reads blocks of its length.
 """
 
 from __future__ import annotations
@@ -28,10 +29,14 @@ class Loss:
 
 
 def held_out_blocks(view: View, block: int = BLOCK) -> np.ndarray:
-    """Token ids of the held-out text in non-overlapping blocks, in order: int64 [blocks, block]."""
+    """Token ids of the held-out text in non-overlapping blocks, in order: int64 [blocks, block].
+
+    A block is no longer than the model's context.
+    """
     if view.loaded.tokenizer is None:
         raise no_tokenizer(view.loaded)
-    return pack([held_out_text()], view.loaded.tokenizer, block, seed=None, separate=False)
+    length = min(block, view.loaded.max_tokens)
+    return pack([held_out_text()], view.loaded.tokenizer, length, seed=None, separate=False)
 
 
 @torch.inference_mode()

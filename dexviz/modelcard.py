@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from dexviz.catalogue import KNOWN_MODELS
 from dexviz.dex import DexConfig
 from dexviz.models import LoadedModel
 
@@ -18,7 +19,8 @@ def model_card(result: TrainResult, dex: DexConfig, loaded: LoadedModel, config:
     low, high = min(result.lambdas), max(result.lambdas)
     seen = config.steps * config.batch * config.block
     heads = [len(layer) for layer in dex.heads]
-    perplexity = f"{math.exp(result.base.mean):.2f} → {math.exp(result.variant.mean):.2f}"
+    perplexity = f"{_perplexity(result.base.mean)} → {_perplexity(result.variant.mean)}"
+    dtype = str(loaded.model.dtype).removeprefix("torch.")
     return f"""# DEX adapter for {loaded.name}
 
 A differential extension (DEX, arXiv 2505.16333) of `{loaded.name}`: O' = O − λ · O W_D on {sum(heads)} of
@@ -30,7 +32,7 @@ by dexviz in `adapter` mode: W_D and λ alone, the base is unchanged.
 | held-out loss, nats a token | {result.base.mean:.4f} | {result.variant.mean:.4f} | {100 * result.change:+.2f} % |
 
 Held-out text: the State of the Union address of 2026, whole, in {result.base.blocks} non-overlapping blocks
-({result.base.tokens:,} predicted tokens), float32. It is later than the base model and was not trained on.
+({result.base.tokens:,} predicted tokens), {dtype}. {_novelty(loaded.name)}
 Perplexity {perplexity}.
 A lower loss on speeches says that the adapter has learnt the speeches' style; controls decide how much of that is due to DEX.
 
@@ -47,3 +49,17 @@ A lower loss on speeches says that the adapter has learnt the speeches' style; c
 Use: `dexviz.load_pair("{loaded.name}", adapter="<this folder>")`. The settings to make it again are in `adapter_config.json`.
 Intended for research on attention heads. Limits: small effects, one corpus, one seed. Licence: Apache-2.0.
 """
+
+
+def _novelty(base: str) -> str:
+    """Who may have seen the held-out text; of unknown base models nobody here can tell."""
+    if base in KNOWN_MODELS:
+        return "It is later than the base model and was not trained on."
+    return "The adapter was not trained on it; whether the base model was is not known."
+
+
+def _perplexity(loss: float) -> str:
+    try:
+        return f"{math.exp(loss):.2f}"
+    except OverflowError:
+        return "∞"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from dexviz.corpora import SOTU
@@ -33,18 +34,27 @@ class TrainConfig:
     calibration_blocks: int = 8
     """Training blocks over which attention entropy is measured to select heads."""
     evaluate_every: int = 25
-    """Steps between measurements of the held-out loss; 0 for the first and the last only."""
+    """Steps between measurements of the held-out loss; 0 for the last only."""
     save_every: int = 25
     """Steps between checkpoints, from which a killed run goes on."""
     seed: int = 0
+    """Order of the text and first weights: 0 ≤ seed < 2³²."""
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch", "calibration_blocks", "save_every"):
             if getattr(self, name) < 1:
                 raise TrainingError(f"`{name}` of at least 1", str(getattr(self, name)), "Change it.")
-        if self.block < 2 or self.learning_rate <= 0 or (self.anneal is not None and self.anneal < 1):
+        if self.block < 2 or (self.anneal is not None and self.anneal < 1) or self.evaluate_every < 0:
             raise TrainingError(
-                "block ≥ 2, learning rate > 0 and anneal ≥ 1",
-                f"block {self.block}, learning rate {self.learning_rate}, anneal {self.anneal}",
+                "block ≥ 2, anneal ≥ 1 and evaluate_every ≥ 0",
+                f"block {self.block}, anneal {self.anneal}, evaluate_every {self.evaluate_every}",
                 "Change them.",
             )
+        if not (math.isfinite(self.learning_rate) and self.learning_rate > 0 and math.isfinite(self.lambda_init or 0)):
+            raise TrainingError(
+                "a finite learning rate > 0 and a finite lambda_init",
+                f"learning rate {self.learning_rate}, lambda_init {self.lambda_init}",
+                "Change them.",
+            )
+        if not 0 <= self.seed < 2**32:
+            raise TrainingError("0 ≤ seed < 2³²", str(self.seed), "Choose another seed.")

@@ -1,15 +1,20 @@
 """The loop of DEX training: transformers' Trainer over an adapter whose base is frozen, its log, and its checkpoints.
 
-Checkpoints hold the adapter alone; a killed run goes on from the last one that is whole.
+Checkpoints hold the adapter alone; a killed run goes on from the last one that is whole. Gradients are not clipped, so the
+logged norms are those of the optimiser's step.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import shutil
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, cast
 
@@ -30,27 +35,31 @@ OnStep = Callable[[dict[str, Any]], None]
 """Called with each line of the training log."""
 LOG = "training_log.jsonl"
 _ADAPTER_STATE = "adapter_state.pt"
+_CHECKPOINTS = "checkpoints"
+_SETTINGS = "train_config.json"
+"""What a run depends on. It also marks a folder as one of ours."""
 
 
 def run(pair: ModelPair, adapter: DexAdapter, blocks: np.ndarray, config: TrainConfig, work: Path, log: TrainingLog) -> None:
     """Train the adapter of `pair.variant` on blocks of token ids; leaves it at the end of its schedule, frozen.
 
     Args:
-        work: folder of checkpoints and log; a killed run of the same configuration goes on from there.
+        work: folder of checkpoints and log; a killed run that depended on the same goes on from there.
 
     Raises:
-        TrainingError: the loss became NaN or infinite; says at which step.
+        TrainingError: the loss or a weight became NaN or infinite (says at which step), or the disk is full.
     """
-    work.mkdir(parents=True, exist_ok=True)
-    last = _last_checkpoint(work, config)
+    with _writing(work):
+        last = _last_checkpoint(work, _identity(pair, adapter, blocks, config))
     arguments = TrainingArguments(
-        output_dir=str(work / "checkpoints"),
+        output_dir=str(work / _CHECKPOINTS),
         max_steps=config.steps,
         per_device_train_batch_size=config.batch,
         learning_rate=config.learning_rate,
         lr_scheduler_type="cosine",
         warmup_steps=max(1, config.steps // 10),
         weight_decay=0.0,
+        max_grad_norm=0.0,
         logging_steps=1,
         logging_nan_inf_filter=False,
         save_steps=config.save_every,
@@ -67,9 +76,9 @@ def run(pair: ModelPair, adapter: DexAdapter, blocks: np.ndarray, config: TrainC
     trainer.train(resume_from_checkpoint=str(last) if last is not None else None)
     if log.failed_at is not None:
         raise TrainingError(
-            "a finite loss",
+            "a finite loss and finite weights",
             f"NaN or infinity at step {log.failed_at}",
-            f"Lower the learning rate; {work} keeps the last good checkpoint.",
+            "Choose a lower learning rate; training then starts anew.",
         )
     adapter.set_step(config.steps)
     adapter.eval().requires_grad_(False)
@@ -94,6 +103,10 @@ class _Trainee(nn.Module):
 class _AdapterTrainer(Trainer):
     """Trainer whose checkpoints hold the adapter alone."""
 
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        with _writing(Path(str(self.args.output_dir)).parent):
+            super()._save_checkpoint(model, trial)
+
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         folder = Path(output_dir or str(self.args.output_dir))
         folder.mkdir(parents=True, exist_ok=True)
@@ -116,7 +129,10 @@ class _Blocks(torch.utils.data.Dataset):
 
 
 class TrainingLog(TrainerCallback):
-    """Moves λ(t) along, and writes a line a step: loss, held-out loss, λ per layer, gradient norms of W_D and λ."""
+    """Moves λ(t) along, and writes a line a step: loss, held-out loss, λ per layer, gradient norms of W_D and λ.
+
+    All of it is of the float32 weights in training; those on disk are rounded once more.
+    """
 
     def __init__(self, path: Path, pair: ModelPair, held_out: np.ndarray, config: TrainConfig, on_step: OnStep) -> None:
         self.path, self.pair, self.held_out, self.config, self.on_step = path, pair, held_out, config, on_step
@@ -141,44 +157,122 @@ class TrainingLog(TrainerCallback):
         }
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: Any = None, **_: Any) -> None:
-        """Write the step's line; stop at a loss that is no number."""
+        """Write the step's line; stop, without a checkpoint, at a loss or a weight that is no number."""
         if not logs or "loss" not in logs:
             return
-        loss = float(logs["loss"])
-        if not math.isfinite(loss):
-            self.failed_at, control.should_training_stop = state.global_step, True
+        loss, held_out = float(logs["loss"]), None
+        finite = math.isfinite(loss) and all(bool(p.isfinite().all()) for p in self.adapter.parameters())
+        if finite and self._due(state.global_step):
+            held_out = mean_loss(self.pair.variant, self.held_out).mean
+            finite = math.isfinite(held_out)
+        if not finite:
+            self.failed_at, control.should_training_stop, control.should_save = state.global_step, True, False
             return
-        last = state.global_step >= self.config.steps
-        every = self.config.evaluate_every
-        due = last or (every > 0 and state.global_step % every == 0)
         line = {
             "step": state.global_step,
             "loss": round(loss, 5),
-            "held_out": round(mean_loss(self.pair.variant, self.held_out).mean, 5) if due else None,
+            "held_out": round(held_out, 5) if held_out is not None else None,
             "lambda": [round(value, 5) for value in self.adapter.lambdas()],
             "grad_norm_w_d": self.norms.get("w_d"),
             "grad_norm_lambda": self.norms.get("lambda_learn"),
         }
-        with self.path.open("a", encoding="utf-8") as file:
+        with _writing(self.path.parent), self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
         self.on_step(line)
 
+    def _due(self, step: int) -> bool:
+        every = self.config.evaluate_every
+        return step >= self.config.steps or (every > 0 and step % every == 0)
 
-def _last_checkpoint(work: Path, config: TrainConfig) -> Path | None:
-    """The newest checkpoint of a killed run of the same configuration; the log is cut back to it."""
-    settings = work / "train_config.json"
-    wanted = json.dumps(asdict(config), sort_keys=True)
-    if not settings.is_file() or settings.read_text(encoding="utf-8") != wanted:
-        shutil.rmtree(work, ignore_errors=True)
-        work.mkdir(parents=True)
-        settings.write_text(wanted, encoding="utf-8")
-        return None
-    complete = [p for p in (work / "checkpoints").glob("checkpoint-*") if (p / "trainer_state.json").is_file()]
-    if not complete:
-        (work / LOG).unlink(missing_ok=True)
-        return None
-    last = max(complete, key=lambda p: int(p.name.split("-")[1]))
-    step = int(last.name.split("-")[1])
-    lines = [line for line in (work / LOG).read_text(encoding="utf-8").splitlines() if json.loads(line)["step"] <= step]
-    (work / LOG).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+
+@contextmanager
+def work_folder(work: Path) -> Iterator[Path]:
+    """The folder of a run's checkpoints and log, proven writable before long work; it goes again where it stays empty.
+
+    Raises:
+        TrainingError: the folder holds something else, or cannot be written to.
+    """
+    try:
+        if work.exists() and not (work / _SETTINGS).is_file() and (not work.is_dir() or any(work.iterdir())):
+            raise TrainingError(
+                "a new or empty folder for checkpoints", f"{work}, which exists", "Move it or choose another --out."
+            )
+        work.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=work).close()
+    except OSError as error:
+        raise TrainingError(f"a writable folder for checkpoints at {work}", str(error), "Choose another --out.") from error
+    try:
+        yield work
+    finally:
+        with suppress(OSError):
+            work.rmdir()
+
+
+def clear(work: Path) -> None:
+    """Remove what a run keeps in its folder, and nothing else; the settings last, by which the folder is known."""
+    if (work / _CHECKPOINTS).exists():
+        shutil.rmtree(work / _CHECKPOINTS)
+    for name in (LOG, _SETTINGS):
+        (work / name).unlink(missing_ok=True)
+
+
+@contextmanager
+def _writing(work: Path) -> Iterator[None]:
+    """Turns a failure to write into a TrainingError; torch reports a full disk as a RuntimeError."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        todo = "Free space and repeat the call: it goes on from the last whole checkpoint."
+        raise TrainingError(f"room to write to {work}", reason, todo) from error
+
+
+def _identity(pair: ModelPair, adapter: DexAdapter, blocks: np.ndarray, config: TrainConfig) -> str:
+    """All that a run's weights depend on, as JSON: settings, adapted heads, base, type and text."""
+    loaded = pair.base.loaded
+    parts = {
+        "config": asdict(config),
+        "dex": adapter.config.to_json(),
+        "base_fingerprint": loaded.fingerprint,
+        "dtype": str(loaded.model.dtype),
+        "blocks": hashlib.sha256(np.ascontiguousarray(blocks).tobytes()).hexdigest(),
+    }
+    return json.dumps(parts, sort_keys=True)
+
+
+def _last_checkpoint(work: Path, identity: str) -> Path | None:
+    """The newest whole checkpoint of a killed run of the same identity; the log is cut back to it, other checkpoints go."""
+    settings = work / _SETTINGS
+    if not settings.is_file() or settings.read_text(encoding="utf-8", errors="replace") != identity:
+        clear(work)
+        settings.write_text(identity, encoding="utf-8")
+    lines = _whole_lines(work / LOG)
+    found = list((work / _CHECKPOINTS).glob("checkpoint-*"))
+    whole = {int(p.name.split("-")[1]): p for p in found if _is_whole(p)}
+    step = max((step for step in whole if step <= len(lines)), default=0)
+    (work / LOG).write_text("".join(f"{line}\n" for line in lines[:step]), encoding="utf-8")
+    last = whole.get(step)
+    for other in found:
+        if other != last:
+            shutil.rmtree(other)
     return last
+
+
+def _whole_lines(path: Path) -> list[str]:
+    """The log's lines, one a step from step 1, up to the first that a kill has torn."""
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
+    return list(takewhile(_is_json, lines))
+
+
+def _is_whole(checkpoint: Path) -> bool:
+    """Trainer writes its state last."""
+    state = checkpoint / "trainer_state.json"
+    return state.is_file() and _is_json(state.read_text(encoding="utf-8", errors="replace"))
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True

@@ -6,7 +6,9 @@ every gradient is zero. Heads are the half of each layer with the highest mean a
 
 from __future__ import annotations
 
+import math
 import shutil
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ import torch
 import transformers
 from transformers import set_seed
 
-from dexviz.adapter import check_target, save_adapter
+from dexviz.adapter import check_target, round_as_saved, save_adapter
 from dexviz.catalogue import ADAPTER_CONFIG
 from dexviz.corpora import documents, pack
 from dexviz.dex import DexAdapter, DexConfig, top_heads
@@ -27,7 +29,7 @@ from dexviz.models import LoadedModel, View, differential, make_pair, no_tokeniz
 from dexviz.recorder import capture
 from dexviz.records import Tokens
 from dexviz.train_config import TrainConfig
-from dexviz.trainer import LOG, OnStep, TrainingLog, run
+from dexviz.trainer import LOG, OnStep, TrainingLog, clear, run, work_folder
 
 __all__ = ["TrainConfig", "TrainResult", "mean_entropy", "train"]
 
@@ -38,7 +40,9 @@ class TrainResult:
 
     folder: Path
     base: Loss
+    """Held-out loss of the base."""
     variant: Loss
+    """Held-out loss with the adapter, its weights rounded as they are on disk."""
     lambdas: tuple[float, ...]
     steps: int
 
@@ -53,16 +57,23 @@ def train(
 ) -> TrainResult:
     """Train a DEX adapter and write its folder with log and model card.
 
-    A killed run leaves `<out>.partial` with its checkpoints; the same call goes on from the last one.
+    A killed run leaves `<out>.partial` with its checkpoints; the same call goes on from the last one. Other settings, text or
+    base weights start anew.
 
     Raises:
-        TrainingError: the corpus is unusable, or the loss became NaN (says at which step; the last checkpoint stays).
+        TrainingError: the corpus is unusable, `<out>.partial` is in use or not writable, the disk is full, or the loss became
+            NaN (says at which step).
         AdapterError: `out` is in use or the model cannot carry DEX.
     """
     config, out = config or TrainConfig(), Path(out)
     check_target(out, replaces=ADAPTER_CONFIG)
     if loaded.layout.differential:
         raise differential(loaded)
+    with work_folder(out.with_name(out.name + ".partial")) as work:
+        return _train(loaded, out, config, work, on_step or _silent)
+
+
+def _train(loaded: LoadedModel, out: Path, config: TrainConfig, work: Path, on_step: OnStep) -> TrainResult:
     set_seed(config.seed)
     blocks = training_blocks(loaded, config)
     base = View("base", loaded, title=loaded.name)
@@ -70,10 +81,12 @@ def train(
     pair = make_pair(loaded, adapter=adapter)
     held_out = held_out_blocks(base)
     before = mean_loss(base, held_out)
-    work = out.with_name(out.name + ".partial")
-    log = TrainingLog(work / LOG, pair, held_out, config, on_step or _silent)
+    log = TrainingLog(work / LOG, pair, held_out, config, on_step)
     run(pair, adapter, blocks[config.calibration_blocks :], config, work, log)
+    round_as_saved(adapter)
     after = mean_loss(pair.variant, held_out)
+    if not math.isfinite(after.mean):
+        raise TrainingError("a finite held-out loss in half precision", str(after.mean), "Choose a lower learning rate.")
     result = TrainResult(out, before, after, tuple(adapter.lambdas()), config.steps)
     _publish(result, adapter, loaded, config, work)
     return result
@@ -87,16 +100,22 @@ def training_blocks(loaded: LoadedModel, config: TrainConfig) -> np.ndarray:
     """Token ids, int64 [blocks, block]: first those for calibration, then one batch a step.
 
     Raises:
-        TrainingError: the corpus is unusable, or a block is longer than the model's context.
+        TrainingError: the corpus is unusable or leaves no block to train on, or a block is longer than the model's context.
     """
     if loaded.tokenizer is None:
         raise no_tokenizer(loaded)
     if config.block > loaded.max_tokens:
         raise TrainingError(f"blocks of at most {loaded.max_tokens} tokens", str(config.block), "Choose a shorter block.")
     texts = documents(config.data, column=config.column, seed=config.seed)
-    return pack(
-        texts, loaded.tokenizer, config.block, seed=config.seed, limit=config.steps * config.batch + config.calibration_blocks
-    )
+    wanted = config.steps * config.batch + config.calibration_blocks
+    blocks = pack(texts, loaded.tokenizer, config.block, seed=config.seed, limit=wanted)
+    if len(blocks) <= config.calibration_blocks:
+        raise TrainingError(
+            f"more than {config.calibration_blocks} blocks of {config.block} tokens, which calibration takes",
+            f"{len(blocks)} in {config.data!r}",
+            "Add text, or choose a shorter block or fewer calibration blocks.",
+        )
+    return blocks
 
 
 def dex_config(base: View, blocks: np.ndarray, config: TrainConfig) -> DexConfig:
@@ -139,4 +158,5 @@ def _publish(result: TrainResult, adapter: DexAdapter, loaded: LoadedModel, conf
         (folder / "README.md").write_text(model_card(result, adapter.config, loaded, config), encoding="utf-8")
 
     save_adapter(adapter, result.folder, loaded, details=details, extra=extra)
-    shutil.rmtree(work, ignore_errors=True)
+    with suppress(OSError):
+        clear(work)

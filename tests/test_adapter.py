@@ -9,10 +9,16 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from dexviz.adapter import load_adapter, save_adapter
+from dexviz.adapter import check_target, load_adapter, save_adapter
+from dexviz.catalogue import ADAPTERS, DEFAULT_MODEL
+from dexviz.dex import DexConfig
 from dexviz.errors import AdapterError
+from dexviz.heldout import Loss
 from dexviz.merging import merge, merged_projections
+from dexviz.modelcard import model_card
 from dexviz.models import LoadedModel, make_pair, wrap_model
+from dexviz.train_config import TrainConfig
+from dexviz.training import TrainResult
 from tests import families, reference
 from tests.adapters import random_adapter
 
@@ -139,6 +145,41 @@ def test_damage_is_one_clear_error(damage: str, tmp_path: Path) -> None:
     assert str(caught.value).startswith("Expected ")
 
 
+@pytest.mark.parametrize("step", ["x", None, 1.5, -1, True])
+def test_a_step_that_is_none_is_refused(step: object, tmp_path: Path) -> None:
+    base = tiny()
+    config = random_adapter(base, tmp_path / "adapter") / "adapter_config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "step": step}))
+    with pytest.raises(AdapterError, match="`step` ≥ 0"):
+        load_adapter(str(config.parent), base)
+
+
+def test_the_old_adapter_comes_back_where_the_new_one_cannot_take_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = tiny()
+    folder = random_adapter(base, tmp_path / "adapter")
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    rename = Path.rename
+
+    def fail(self: Path, target: Path) -> Path:
+        if self.name.startswith(".adapter."):
+            raise OSError("no space left on device")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", fail)
+    with pytest.raises(AdapterError, match="no space left"):
+        random_adapter(base, folder, seed=9)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert [p.name for p in tmp_path.iterdir()] == ["adapter"]
+
+
+def test_a_folder_without_a_name_of_its_own_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(AdapterError, match="new or empty folder"):
+        check_target(Path(), replaces=None)
+
+
 def test_a_folder_in_use_is_never_overwritten(tmp_path: Path) -> None:
     base = tiny()
     pair = make_pair(base, adapter=str(random_adapter(base, tmp_path / "adapter")))
@@ -153,3 +194,19 @@ def test_a_folder_in_use_is_never_overwritten(tmp_path: Path) -> None:
     assert [p.name for p in (tmp_path / "mine").iterdir()] == ["thesis.txt"]
     random_adapter(base, tmp_path / "adapter", seed=9)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["adapter", "mine"], "nothing is left beside"
+
+
+def test_the_card_says_what_was_measured_and_no_more() -> None:
+    folder = ADAPTERS / DEFAULT_MODEL
+    made = json.loads((folder / "adapter_config.json").read_text())
+    told = made["training"]
+    base, variant = (Loss(**told["held_out"][name]) for name in ("base", "variant"))
+    result = TrainResult(folder, base, variant, tuple(made["lambda"]), told["config"]["steps"])
+    dex, settings = DexConfig.from_json(made["dex"]), TrainConfig(**told["config"])
+    known = wrap_model(families.build("llama"), name=DEFAULT_MODEL)
+    assert model_card(result, dex, known, settings) == (folder / "README.md").read_text()
+    other = wrap_model(families.build("llama").to(torch.bfloat16), name="mine")
+    card = model_card(TrainResult(folder, base, Loss(1e4, 1, 1), (0.1,), 1), dex, other, settings)
+    assert "predicted tokens), bfloat16." in card
+    assert "later than the base model" not in card
+    assert "→ ∞." in card

@@ -190,3 +190,34 @@ def test_top_heads_takes_the_highest_and_breaks_ties_downwards() -> None:
 def test_impossible_configurations_are_refused(fields: dict, message: str) -> None:
     with pytest.raises(AdapterError, match=message):
         DexConfig(**{"width": 4, "query_heads": 4, **fields})
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"heads": [["a"]]}, "head 'a'"),
+        ({"heads": [[0.5]]}, "head 0.5"),
+        ({"heads": [0]}, "not iterable"),
+        ({"heads": None}, "not iterable"),
+        ({"width": 8.0}, "width 8.0"),
+        ({"width": "x"}, "width 'x'"),
+        ({"query_heads": None}, "query_heads None"),
+        ({"steps": True}, "steps True"),
+        ({"lambda_init": "0.8"}, "lambda_init '0.8'"),
+        ({"lambda_init": float("nan")}, "lambda_init nan"),
+        ({"lambda_init": 10**400}, "too large"),
+        ({"surprise": 1}, "surprise"),
+    ],
+    ids=str,
+)
+def test_damaged_configurations_are_one_clear_error(fields: dict, message: str) -> None:
+    whole = DexConfig(heads=((0,),), width=4, query_heads=4, lambda_init=0.8).to_json()
+    assert DexConfig.from_json(whole).to_json() == whole
+    with pytest.raises(AdapterError, match=message):
+        DexConfig.from_json({**whole, **fields})
+
+
+@pytest.mark.parametrize("data", [{}, [], "x", 5, {"heads": [[0]], "width": 4}], ids=str)
+def test_what_is_no_configuration_is_one_clear_error(data: object) -> None:
+    with pytest.raises(AdapterError, match="Expected a DEX configuration"):
+        DexConfig.from_json(data)

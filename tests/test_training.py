@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import json
+import resource
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from dexviz import trainer, training
 from dexviz.adapter import load_adapter
 from dexviz.dex import top_heads
 from dexviz.errors import AdapterError, TrainingError
 from dexviz.heldout import held_out_blocks, mean_loss
-from dexviz.models import LoadedModel, View, load_model, make_pair
+from dexviz.models import LoadedModel, View, load_model, make_pair, wrap_model
 from dexviz.train_config import TrainConfig
 from dexviz.trainer import LOG
 from dexviz.training import mean_entropy, train
 from tests import families
 from tests.adapters import tiny_model
 
+Patch = pytest.MonkeyPatch
 SMALL = {
     "steps": 8,
     "block": 16,
@@ -49,6 +53,20 @@ def config(root: Path, **changes: object) -> TrainConfig:
     return TrainConfig(**{**SMALL, "data": str(root / "text.txt"), **changes})
 
 
+def killed_at(step: int, loaded: LoadedModel, out: Path, settings: TrainConfig) -> list[dict]:
+    """The log's lines of a run that is killed at a step."""
+    lines: list[dict] = []
+
+    def die(line: dict) -> None:
+        lines.append(line)
+        if line["step"] == step:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(loaded, out, settings, on_step=die)
+    return lines
+
+
 def test_a_run_writes_a_whole_adapter_that_loads(root: Path, loaded: LoadedModel, tmp_path: Path) -> None:
     before = {name: tensor.clone() for name, tensor in loaded.model.state_dict().items()}
     lines: list[dict] = []
@@ -59,7 +77,7 @@ def test_a_run_writes_a_whole_adapter_that_loads(root: Path, loaded: LoadedModel
     assert [line["step"] for line in lines] == list(range(1, 9))
     assert lines == [json.loads(line) for line in (tmp_path / "out" / LOG).read_text().splitlines()]
     assert all(line["grad_norm_w_d"] > 0 and line["grad_norm_lambda"] > 0 for line in lines)
-    assert lines[-1]["held_out"] == pytest.approx(result.variant.mean, abs=1e-5)
+    assert lines[-1]["held_out"] == pytest.approx(result.variant.mean, abs=1e-3)
     for name, tensor in loaded.model.state_dict().items():
         assert torch.equal(tensor, before[name]), f"{name} of the base has changed"
     adapter = load_adapter(str(tmp_path / "out"), loaded)
@@ -88,14 +106,11 @@ def test_the_learned_lambda_stands_alone_after_annealing(root: Path, loaded: Loa
 
 def test_a_killed_run_goes_on_to_the_same_weights(root: Path, loaded: LoadedModel, tmp_path: Path) -> None:
     train(loaded, tmp_path / "whole", config(root))
-
-    def die(line: dict) -> None:
-        if line["step"] == 5:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        train(loaded, tmp_path / "broken", config(root), on_step=die)
+    killed_at(5, loaded, tmp_path / "broken", config(root))
     assert not (tmp_path / "broken").exists()
+    with (tmp_path / "broken.partial" / LOG).open("a") as file:
+        file.write('{"step": 6, "lo')
+    shutil.copytree(tmp_path / "broken.partial/checkpoints/checkpoint-3", tmp_path / "broken.partial/checkpoints/checkpoint-6")
     resumed: list[dict] = []
     train(loaded, tmp_path / "broken", config(root), on_step=resumed.append)
     assert [line["step"] for line in resumed] == [4, 5, 6, 7, 8]
@@ -106,11 +121,93 @@ def test_a_killed_run_goes_on_to_the_same_weights(root: Path, loaded: LoadedMode
     assert logs[0] == logs[1]
 
 
+def test_an_unpublished_run_is_not_trained_again(root: Path, loaded: LoadedModel, tmp_path: Path, monkeypatch: Patch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "round_as_saved", lambda _: pytest.fail("the power went"))
+        with pytest.raises(pytest.fail.Exception, match="the power went"):
+            train(loaded, tmp_path / "out", config(root))
+    result = train(loaded, tmp_path / "out", config(root), on_step=lambda _: pytest.fail("it trained"))
+    assert result.variant == train(loaded, tmp_path / "whole", config(root)).variant
+    assert len((tmp_path / "out" / LOG).read_text().splitlines()) == SMALL["steps"]
+
+
+@pytest.mark.parametrize("change", ["base", "dtype", "text", "settings"])
+def test_a_run_of_something_else_starts_anew(root: Path, loaded: LoadedModel, tmp_path: Path, change: str) -> None:
+    shutil.copy(root / "text.txt", tmp_path / "text.txt")
+    settings = config(root, data=str(tmp_path / "text.txt"))
+    killed_at(5, loaded, tmp_path / "out", settings)
+    if change == "base":
+        loaded = wrap_model(families.build("llama", seed=5), loaded.tokenizer)
+    elif change == "dtype":
+        loaded = load_model(str(root / "base"), dtype="bfloat16")
+    elif change == "text":
+        (tmp_path / "text.txt").write_text("w7 " + (root / "text.txt").read_text())
+    else:
+        settings = config(root, data=str(tmp_path / "text.txt"), learning_rate=0.01)
+    assert [line["step"] for line in killed_at(2, loaded, tmp_path / "out", settings)] == [1, 2]
+    assert not list((tmp_path / "out.partial" / "checkpoints").glob("*"))
+
+
 def test_a_loss_that_is_no_number_stops_the_run(root: Path, loaded: LoadedModel, tmp_path: Path) -> None:
-    with pytest.raises(TrainingError, match=r"NaN or infinity at step \d"):
-        train(loaded, tmp_path / "out", config(root, learning_rate=1e30))
+    with pytest.raises(TrainingError, match=r"NaN or infinity at step \d.* Choose a lower learning rate"):
+        train(loaded, tmp_path / "out", config(root, learning_rate=1e30, save_every=1))
     assert not (tmp_path / "out").exists()
-    assert (tmp_path / "out.partial").exists()
+    kept = list((tmp_path / "out.partial").rglob("adapter_state.pt"))
+    assert kept
+    for path in kept:
+        assert all(tensor.isfinite().all() for tensor in torch.load(path, weights_only=True).values()), path
+    again = killed_at(1, loaded, tmp_path / "out", config(root, save_every=1))
+    assert [line["step"] for line in again] == [1], "a lower learning rate starts anew"
+
+
+def test_weights_that_are_nan_are_never_saved(root: Path, loaded: LoadedModel, tmp_path: Path, monkeypatch: Patch) -> None:
+    forward = trainer._Trainee.forward
+
+    def spoil(self: torch.nn.Module, input_ids: torch.Tensor) -> dict[str, torch.Tensor]:
+        loss = forward(self, input_ids)["loss"]
+        loss.register_hook(lambda gradient: gradient * torch.inf)
+        return {"loss": loss}
+
+    monkeypatch.setattr(trainer._Trainee, "forward", spoil)
+    with pytest.raises(TrainingError, match="at step 1"):
+        train(loaded, tmp_path / "out", config(root, steps=1, save_every=1))
+    assert not list((tmp_path / "out.partial").rglob("adapter_state.pt"))
+
+
+def test_norms_are_those_of_the_whole_gradient(root: Path, loaded: LoadedModel, tmp_path: Path, monkeypatch: Patch) -> None:
+    forward = trainer._Trainee.forward
+    (one,) = killed_at(1, loaded, tmp_path / "one", config(root))
+    monkeypatch.setattr(trainer._Trainee, "forward", lambda self, input_ids: {"loss": 1000 * forward(self, input_ids)["loss"]})
+    (thousand,) = killed_at(1, loaded, tmp_path / "thousand", config(root))
+    for name in ("grad_norm_w_d", "grad_norm_lambda"):
+        assert thousand[name] == pytest.approx(1000 * one[name], rel=1e-4), name
+    assert thousand["grad_norm_w_d"] > 1, "where Trainer would clip by default"
+
+
+def test_the_result_is_measured_on_the_weights_on_disk(root: Path, loaded: LoadedModel, tmp_path: Path) -> None:
+    result = train(loaded, tmp_path / "out", config(root))
+    pair = make_pair(loaded, adapter=str(tmp_path / "out"))
+    assert mean_loss(pair.variant, held_out_blocks(pair.base)) == result.variant
+    assert tuple(pair.variant.lambdas()) == result.lambdas
+
+
+@pytest.mark.parametrize(("size", "reached"), [(300, 5), (2000, 6)], ids=["log", "checkpoint"])
+def test_a_full_disk_is_one_clear_error(root: Path, loaded: LoadedModel, tmp_path: Path, size: int, reached: int) -> None:
+    lines: list[dict] = []
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def fill(line: dict) -> None:
+        lines.append(line)
+        if line["step"] == 5:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+
+    try:
+        with pytest.raises(TrainingError, match=r"room to write to .* goes on from the last whole checkpoint"):
+            train(loaded, tmp_path / "out", config(root), on_step=fill)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert lines[-1]["step"] == reached
+    assert killed_at(5, loaded, tmp_path / "out", config(root)) == lines[3:5]
 
 
 @pytest.mark.parametrize(
@@ -118,6 +215,7 @@ def test_a_loss_that_is_no_number_stops_the_run(root: Path, loaded: LoadedModel,
     [
         ({"data": "nowhere.txt"}, TrainingError, "nowhere.txt"),
         ({"block": 100_000}, TrainingError, "blocks of at most"),
+        ({"block": 16, "calibration_blocks": 250}, TrainingError, "more than 250 blocks of 16 tokens"),
         ({"heads_per_layer": 99}, AdapterError, "heads a layer"),
     ],
 )
@@ -134,10 +232,42 @@ def test_a_folder_in_use_is_refused_before_training(root: Path, loaded: LoadedMo
         train(loaded, tmp_path / "out", config(root), on_step=lambda _: pytest.fail("it trained"))
 
 
-@pytest.mark.parametrize("changes", [{"steps": 0}, {"batch": 0}, {"block": 1}, {"learning_rate": 0}, {"anneal": 0}])
-def test_impossible_settings_are_refused(changes: dict) -> None:
-    with pytest.raises(TrainingError):
-        TrainConfig(**changes)
+def test_a_folder_of_the_users_beside_is_kept(root: Path, loaded: LoadedModel, tmp_path: Path) -> None:
+    (tmp_path / "out.partial").mkdir()
+    (tmp_path / "out.partial" / "notes.txt").write_text("mine")
+    with pytest.raises(TrainingError, match=r"new or empty folder for checkpoints, got .*out\.partial"):
+        train(loaded, tmp_path / "out", config(root, data="nowhere.txt"))
+    assert (tmp_path / "out.partial" / "notes.txt").read_text() == "mine"
+
+
+def test_only_what_a_run_wrote_is_removed(root: Path, loaded: LoadedModel, tmp_path: Path) -> None:
+    killed_at(4, loaded, tmp_path / "out", config(root))
+    (tmp_path / "out.partial" / "notes.txt").write_text("mine")
+    train(loaded, tmp_path / "out", config(root, steps=2))
+    assert [p.name for p in (tmp_path / "out.partial").iterdir()] == ["notes.txt"]
+
+
+def test_an_unwritable_place_is_refused_at_once(root: Path, loaded: LoadedModel, tmp_path: Path, monkeypatch: Patch) -> None:
+    monkeypatch.setattr(training, "dex_config", lambda *_: pytest.fail("it selected heads"))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(TrainingError, match="writable folder for checkpoints"):
+        train(loaded, tmp_path / "file" / "out", config(root))
+
+
+IMPOSSIBLE = {
+    **dict.fromkeys(("steps", "batch", "anneal", "save_every", "calibration_blocks"), (0,)),
+    "block": (1,),
+    "evaluate_every": (-1,),
+    "seed": (-1, 2**32),
+    "learning_rate": (0, float("nan"), float("inf")),
+    "lambda_init": (float("nan"), float("-inf")),
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in IMPOSSIBLE.items() for value in values])
+def test_impossible_settings_are_refused(name: str, value: float) -> None:
+    with pytest.raises(TrainingError, match=name.replace("learning_rate", "learning rate")):
+        TrainConfig(**{name: value})
 
 
 def test_heads_are_those_of_highest_entropy(loaded: LoadedModel) -> None:
@@ -163,3 +293,8 @@ def test_held_out_loss_is_the_stock_models(loaded: LoadedModel, root: Path) -> N
     measured = mean_loss(view, some)
     assert measured.mean == pytest.approx(expected, rel=1e-5)
     assert (measured.tokens, measured.blocks) == (5 * 32, 5)
+
+
+def test_held_out_blocks_fit_a_short_context(loaded: LoadedModel, monkeypatch: Patch) -> None:
+    monkeypatch.setattr(loaded.model.config, "max_position_embeddings", 48)
+    assert held_out_blocks(View("base", loaded)).shape[1] == 48
