@@ -75,9 +75,10 @@ def known_model(name: str) -> KnownModel:
 
 def unknown_model(name: str) -> ModelError:
     """What to tell someone who asks for a model that is neither known, nor a folder, nor a hub id."""
+    got = f"{name!r}, a folder that does not exist" if name.startswith(("/", ".", "~")) else repr(name)
     return ModelError(
         f"a known model ({', '.join(KNOWN_MODELS)}), a folder, or a hub id like owner/name",
-        repr(name),
+        got,
         "`python -m dexviz models` lists the known ones.",
     )
 

@@ -27,7 +27,7 @@ MAX_POOL = 1024
 
 @dataclass(frozen=True)
 class Statistic:
-    """What a per-head statistic means, for tooltips, captions and table headers."""
+    """What a per-head statistic means, with the defaults of `CaptureRequest`: for tooltips, captions and table headers."""
 
     name: str
     label: str
@@ -42,9 +42,9 @@ STATISTICS: dict[str, Statistic] = {
         Statistic(
             "entropy", "Entropy", "nats", "Entropy of the row's shares |S| / Σ|S|; exp of it is the number of keys in use."
         ),
-        Statistic("sink", "Sink mass", "share", "Share of |S| on the first token(s) of the prompt."),
-        Statistic("local", "Local mass", "share", "Share of |S| on the last few tokens up to the query itself."),
-        Statistic("sparsity", "Sparsity", "share", "Share of causal entries (key ≤ query) with |S| below the threshold."),
+        Statistic("sink", "Sink mass", "share", "Share of |S| on the first token of the prompt."),
+        Statistic("local", "Local mass", "share", "Share of |S| on the last 8 tokens, the query itself among them."),
+        Statistic("sparsity", "Sparsity", "share", "Share of causal entries (key ≤ query) with |S| < 0.001."),
         Statistic("negative", "Negative share", "share", "Share of |S| that is negative."),
         Statistic("net", "Net signed mass", "sum of S", "Sum of the row's signed scores; 1 for plain attention.", signed=True),
         Statistic("max", "Largest score", "|S|", "Largest |S| of the row."),
