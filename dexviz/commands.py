@@ -26,8 +26,10 @@ Answer = tuple[dict[str, Any], str]
 Command = Callable[[Namespace], Answer]
 
 ROOT = Path(__file__).resolve().parent.parent
-_HEAD = re.compile(r"L(-?\d+)·?H(-?\d+)", re.IGNORECASE)
-_SPAN = re.compile(r"(.+)=(-?\d+):(-?\d+)")
+_HEAD = re.compile(r"L(-?\d{1,9})·?H(-?\d{1,9})", re.IGNORECASE)
+_SPAN = re.compile(r"(.+)=(-?\d{1,9}):(-?\d{1,9})")
+_WORK_SUFFIX = ".partial.12345678"
+"""As long as what is added to the name of an output folder while it is being written."""
 
 
 def fetch(arguments: Namespace) -> Answer:
@@ -71,9 +73,10 @@ def train(arguments: Namespace) -> Answer:
     from dexviz.training import train as run
 
     _quiet_libraries()
+    out = _new_folder(arguments.out, replaces=catalogue.ADAPTER_CONFIG)
     config = TrainConfig(**{field.name: getattr(arguments, field.name) for field in fields(TrainConfig)})
     loaded = load_model(arguments.model, device=arguments.device, dtype=arguments.dtype, progress=_note_progress)
-    result = run(loaded, arguments.out, config, on_step=lambda line: _note(_log_line(line, config.steps)))
+    result = run(loaded, out, config, on_step=lambda line: _note(_log_line(line, config.steps)))
     losses = {"base": asdict(result.base), "variant": asdict(result.variant), "relative_change": result.change}
     answer = {
         "model": loaded.name,
@@ -92,8 +95,9 @@ def merge(arguments: Namespace) -> Answer:
 
     if arguments.adapter is None:
         raise AdapterError("an adapter to merge", "none", 'Name one, for example --adapter "default".')
+    out = _new_folder(arguments.out, replaces=None)
     pair = _load(arguments)
-    path = str(write(pair.variant, arguments.out))
+    path = str(write(pair.variant, out))
     return {"model": pair.base.title, "adapter": arguments.adapter, "out": path}, f"merged checkpoint at {path}"
 
 
@@ -115,13 +119,13 @@ def capture_request(arguments: Namespace) -> CaptureRequest:
     """The request that the options spell.
 
     Raises:
-        CaptureError: a head, a span or a value that cannot be.
+        CaptureError: a head, a span or a value that cannot be, or two spans of one name.
     """
     return CaptureRequest(
         maps=tuple(_parse_head(text) for text in arguments.maps),
         pool=arguments.pool,
         similarity=tuple(arguments.similarity.split(",")) if arguments.similarity else False,
-        spans=dict(_parse_span(text) for text in arguments.span),
+        spans=_parse_spans(arguments.span),
         score=arguments.score,
         space=arguments.space,
         sink=arguments.sink,
@@ -211,11 +215,37 @@ def _parse_span(text: str) -> tuple[str, tuple[int, int]]:
     return match[1], (int(match[2]), int(match[3]))
 
 
+def _parse_spans(texts: list[str]) -> dict[str, tuple[int, int]]:
+    spans: dict[str, tuple[int, int]] = {}
+    for name, span in map(_parse_span, texts):
+        if name in spans:
+            raise CaptureError("spans with different names", f"{name!r} twice", "Change --span.")
+        spans[name] = span
+    return spans
+
+
 def _writable(name: str) -> Path:
     """The path of a file to write, checked before anything costly starts."""
     path = Path(name)
-    if path.is_dir() or not path.parent.is_dir():
+    try:
+        usable = not path.is_dir() and path.parent.is_dir()
+    except OSError as error:
+        raise SnapshotError("a file that can be written", f"{name!r} ({error.strerror})", "Change --out.") from None
+    if not usable:
         raise SnapshotError("a file in a folder that exists", repr(name), "Change --out.")
+    return path
+
+
+def _new_folder(name: str, *, replaces: str | None) -> Path:
+    """The path of a folder to write, checked before anything costly starts. `replaces` as in `adapter.new_folder`."""
+    from dexviz.adapter import check_target
+
+    path = Path(name)
+    try:
+        Path(f"{path}{_WORK_SUFFIX}").exists()
+        check_target(path, replaces=replaces)
+    except OSError as error:
+        raise AdapterError("a folder that can be written", f"{name!r} ({error.strerror})", "Choose another --out.") from None
     return path
 
 
@@ -228,7 +258,7 @@ def _check_port(address: str, port: int) -> None:
         with socket.socket(family, kind, protocol) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(target)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         raise DexvizError(f"a free port at {address}:{port}", str(error), todo) from None
 
 
@@ -236,8 +266,6 @@ def _load(arguments: Namespace) -> ModelPair:
     from dexviz.models import load_pair
 
     _quiet_libraries()
-    if arguments.seed < 0:
-        raise DexvizError("a seed of at least 0", str(arguments.seed), "Change --seed.")
     import torch
 
     torch.manual_seed(arguments.seed)

@@ -102,15 +102,23 @@ def _read_ids(texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, wanted: 
 def _texts(source: str, column: str, split: str, order: np.random.Generator) -> Iterator[str]:
     if source == SOTU:
         return (_decode(file) for file in _shuffled(_speeches(), order) if file.name != HELD_OUT)
-    path = Path(source).expanduser()
-    if path.is_dir():
+    try:
+        path = Path(source).expanduser()
+        is_folder, is_file = path.is_dir(), path.is_file()
+    except (OSError, RuntimeError) as error:
+        raise _unknown(f"{source!r} ({getattr(error, 'strerror', None) or error})") from None
+    if is_folder:
         return _folder(path, order)
-    if path.is_file():
+    if is_file:
         return _lines(path, column) if path.suffix in LINE_FILES else iter([_decode(path)])
     if _DATASET_ID.fullmatch(source) and path.suffix not in (*TEXT_FILES, *LINE_FILES):
         return _dataset(source, column, split, order)
-    raise TrainingError(
-        f'"{SOTU}", a text file or folder, a .jsonl file, or a data set owner/name', repr(source), "Check the path or the name."
+    raise _unknown(repr(source))
+
+
+def _unknown(got: str) -> TrainingError:
+    return TrainingError(
+        f'"{SOTU}", a text file or folder, a .jsonl file, or a data set owner/name', got, "Check the path or the name."
     )
 
 

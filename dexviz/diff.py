@@ -25,7 +25,7 @@ def joined(first: AttentionInputs, second: AttentionInputs) -> AttentionInputs:
 
 
 def layer_lambda(module: nn.Module) -> float:
-    """λ of a layer, as the model computes it.
+    """λ of a layer, as the model computes it: both exponentials are rounded to the model's type before they are subtracted.
 
     Raises:
         ModelError: the module does not carry the four λ vectors of DIFF.
@@ -38,7 +38,7 @@ def layer_lambda(module: nn.Module) -> float:
             "Ask for the attention score of this model.",
         )
     q1, k1, q2, k2, initial = (getattr(module, name) for name in names)
-    first, second = (torch.exp((q * k).detach().sum(dtype=torch.float32)) for q, k in ((q1, k1), (q2, k2)))
+    first, second = (torch.exp((q * k).detach().sum(dtype=torch.float32)).to(q.dtype) for q, k in ((q1, k1), (q2, k2)))
     return float(first - second + initial)
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock
+from safetensors import SafetensorError, safe_open
 
 from dexviz.catalogue import (
     ADAPTER_CONFIG,
@@ -60,7 +61,7 @@ def fetch(name: str, *, progress: Report | None = None) -> Path:
         with FileLock(target.with_name(f"{name}.lock")):
             if installed_path(name) is None:
                 _install(model, target, progress or _silent)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         raise ModelError(
             f"about 1 GB of writable space at {target.parent}", str(error), "Free space or set DEXVIZ_HOME."
         ) from error
@@ -75,13 +76,10 @@ def resolve_model(name: str, *, progress: Report | None = None) -> Path:
     """
     if name in KNOWN_MODELS:
         return fetch(name, progress=progress)
-    folder = Path(name).expanduser()
-    if name and folder.is_dir():
-        check_folder(folder)
-        return folder
-    if not HUB_ID.fullmatch(name):
+    folder = _local_folder(name)
+    if folder is None and not HUB_ID.fullmatch(name):
         raise unknown_model(name)
-    folder = _from_hub(name, MODEL_FILES, "model")
+    folder = folder or _from_hub(name, MODEL_FILES, "model")
     check_folder(folder)
     return folder
 
@@ -96,8 +94,7 @@ def resolve_adapter(name: str, base: str | None = None) -> Path:
     wanted = (base or next(iter(KNOWN_MODELS))) if name == DEFAULT_ADAPTER else name
     if wanted in shipped:
         return shipped[wanted]
-    folder = Path(name).expanduser()
-    if name not in (DEFAULT_ADAPTER, "") and folder.is_dir():
+    if name != DEFAULT_ADAPTER and (folder := _local_folder(name)) is not None:
         return folder
     if HUB_ID.fullmatch(name):
         return _from_hub(name, ADAPTER_FILES, "adapter")
@@ -106,6 +103,15 @@ def resolve_adapter(name: str, base: str | None = None) -> Path:
         repr(name) if name != DEFAULT_ADAPTER else f'"default" for {wanted!r}',
         "Train one with `python -m dexviz train`, or leave --adapter out.",
     )
+
+
+def _local_folder(name: str) -> Path | None:
+    """The folder of that name on this machine; None where there is none, or no folder can have that name."""
+    try:
+        folder = Path(name).expanduser()
+        return folder if name and folder.is_dir() else None
+    except (OSError, RuntimeError):
+        return None
 
 
 def check_folder(folder: Path) -> None:
@@ -124,8 +130,6 @@ def check_folder(folder: Path) -> None:
 
 
 def _check_weights(file: Path) -> None:
-    from safetensors import SafetensorError, safe_open
-
     try:
         with safe_open(file, framework="numpy"):
             pass
@@ -158,6 +162,7 @@ def _install(model: KnownModel, target: Path, report: Report) -> None:
             network, tokenizer = _load(work, gguf_file=source.name)
         else:
             source = _from_hub_instead(model, failure)
+            check_folder(source)
             report(STAGES[2], 2, len(STAGES))
             network, tokenizer = _load(source)
         report(STAGES[3], 3, len(STAGES))

@@ -6,10 +6,12 @@ computed"). The checkpoint is proven on a probe batch before it is renamed into 
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from dexviz import projection
 from dexviz.adapter import new_folder
@@ -19,6 +21,10 @@ from dexviz.models import View, load_model
 _MERGE_TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-8}
 _COARSE_MERGE_TOLERANCE = 5e-2
 """Half-precision models: largest logit deviation as a share of the largest logit."""
+_PROBE_TOKENS = 33
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff")
+_BEAMS = ("early_stopping", "length_penalty")
+"""Settings of text generation that have no effect, and cannot be saved, without do_sample=True or with a single beam."""
 
 
 def merged_projections(view: View) -> dict[str, Tensor]:
@@ -61,22 +67,45 @@ def merge(view: View, out: str | Path) -> Path:
     """Write the variant as a plain checkpoint that any runtime loads, and prove that its logits are the variant's.
 
     Raises:
-        AdapterError: no exact merge exists, the folder is in use, the disk is full, or the logits differ.
+        AdapterError: no exact merge exists, the folder is in use, the disk is full, transformers cannot save the model's
+            configuration, or the logits differ.
     """
     weights = merged_projections(view)
     with new_folder(Path(out), replaces=None) as work:
         state = {**view.model.state_dict(), **weights}
-        view.model.save_pretrained(work, state_dict=state)
+        try:
+            _savable(view.model, work).save_pretrained(work, state_dict=state)
+        except ValueError as error:
+            raise AdapterError(
+                f"a configuration of {view.loaded.name} that transformers can save",
+                str(error),
+                "Correct config.json or generation_config.json of the base.",
+            ) from error
         if view.loaded.tokenizer is not None:
             view.loaded.tokenizer.save_pretrained(work)
         _prove(view, work)
     return Path(out)
 
 
+def _savable(model: PreTrainedModel, work: Path) -> PreTrainedModel:
+    """The model, or a shallow copy without the generation settings that it does not use, where these prevent saving it."""
+    if not model.can_generate():
+        return model
+    try:
+        model.generation_config.save_pretrained(work)
+    except ValueError:
+        model, generation = copy.copy(model), copy.deepcopy(model.generation_config)
+        unused = [*(() if generation.do_sample else _SAMPLING), *(() if (generation.num_beams or 1) > 1 else _BEAMS)]
+        generation.update(**dict.fromkeys(unused))
+        model.generation_config = generation
+    return model
+
+
 def _prove(view: View, folder: Path) -> None:
     """Compare logits of the checkpoint in `folder` with the unmerged variant's on a probe batch."""
     vocabulary = int(view.model.config.get_text_config().vocab_size)
-    ids = torch.randint(0, vocabulary, (2, 33), generator=torch.Generator().manual_seed(1)).to(view.model.device)
+    shape = (2, min(_PROBE_TOKENS, view.loaded.max_tokens))
+    ids = torch.randint(0, vocabulary, shape, generator=torch.Generator().manual_seed(1)).to(view.model.device)
     with view.active():
         expected = view.model(ids, use_cache=False).logits
     dtype = str(view.model.dtype).removeprefix("torch.")

@@ -1,8 +1,9 @@
 """What a model turns out to be when it runs: the load-time self-check of a model routed through the seam.
 
-One probe forward over a dozen tokens proves that every layer calls the seam once (DIFF: twice, on the same Q and K), that
-row sums are 1 (less the sink's share), that nothing lies above the diagonal, that head counts agree with the configuration,
-and that the logits are the stock implementation's. It also finds the output projection that takes O as it is, by value.
+One probe forward over a dozen tokens proves that every layer to which the configuration gives softmax attention calls the
+seam once (DIFF: twice, on the same Q and K), that row sums are 1 (less the sink's share), that nothing lies above the diagonal,
+that head counts agree with the configuration, and that the logits are the stock implementation's. It also finds the output
+projection that takes O as it is, by value.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ from transformers import PreTrainedModel
 
 from dexviz import attention, projection
 from dexviz.attention import AttentionCall
-from dexviz.errors import ModelError
+from dexviz.errors import DexvizError, ModelError
 
 _PROBE_TOKENS = 13
+_WITHOUT_SOFTMAX = {"linear_attention", "mamba", "recurrent", "conv", "moe", "mlp"}
+"""Kinds of layers in a configuration's `layer_types` that have no attention map."""
 _LOGIT_TOLERANCE = {torch.float32: 2e-3, torch.float64: 1e-6}
 _COARSE_TOLERANCE = 8e-2
 """Half-precision models: largest logit deviation as a share of the largest logit."""
@@ -43,25 +46,21 @@ class Layout:
     checks: Mapping[str, float]
     """Largest deviations that the probe measured."""
 
-    @property
-    def direct(self) -> bool:
-        """True where W_O directly follows attention in every layer, so that merging and residual space are exact."""
-        return not self.differential and set(self.projections) == set(self.modules)
-
 
 @torch.no_grad()
 def check(model: PreTrainedModel) -> Layout:
     """Adopt the model into the seam and prove that captures of it can be trusted.
 
     Raises:
-        ModelError: the model does not dispatch through the seam, or a check failed; says which and by how much.
+        ModelError: the model does not run or does not dispatch through the seam, or a check failed; says which and by how
+            much.
     """
     attention.adopt(model)
     ids = _probe_ids(model)
     calls: list[AttentionCall] = []
     inputs: dict[nn.Module, Tensor] = {}
     with _eval_mode(model), _projection_inputs(model, inputs), attention.active(None, calls.append):
-        logits = model(ids, use_cache=False).logits
+        logits = _logits(model, ids)
     if not calls:
         raise attention.unsupported(model)
     first, differential = _by_layer(model, calls)
@@ -69,9 +68,8 @@ def check(model: PreTrainedModel) -> Layout:
     with _eval_mode(model):
         checks["logits"] = _logit_deviation(model, ids, logits)
     call = next(iter(first.values()))
-    config = model.config.get_text_config()
     return Layout(
-        layers=max(int(config.num_hidden_layers), max(first) + 1),
+        layers=max(_layer_count(model), max(first) + 1),
         heads=call.inputs.heads,
         kv_heads=call.inputs.k_BGMD.shape[1],
         key_width=call.inputs.q_BHND.shape[-1],
@@ -83,10 +81,43 @@ def check(model: PreTrainedModel) -> Layout:
     )
 
 
+def context_length(model: PreTrainedModel) -> int:
+    """How many tokens the model can read; 2²⁰ where its configuration sets no limit."""
+    config = model.config.get_text_config()
+    return int(getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None) or 1 << 20)
+
+
 def _probe_ids(model: PreTrainedModel) -> Tensor:
     vocabulary = int(model.config.get_text_config().vocab_size)
-    generator = torch.Generator().manual_seed(0)
-    return torch.randint(0, vocabulary, (1, _PROBE_TOKENS), generator=generator).to(model.device)
+    shape = (1, min(_PROBE_TOKENS, context_length(model)))
+    return torch.randint(0, vocabulary, shape, generator=torch.Generator().manual_seed(0)).to(model.device)
+
+
+def _logits(model: PreTrainedModel, ids: Tensor) -> Tensor:
+    """Logits of a forward pass, whose failures of any kind become one line."""
+    try:
+        return model(ids, use_cache=False).logits
+    except DexvizError:
+        raise
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise ModelError(
+            f"{model.config.model_type} to run on {ids.shape[-1]} tokens",
+            reason,
+            "Check the model's configuration, or choose another model.",
+        ) from error
+
+
+def _layer_count(model: PreTrainedModel) -> int:
+    """Decoder layers; the decoder of an encoder-decoder family counts its own."""
+    config = model.config.get_text_config()
+    return int(getattr(config, "decoder_layers", None) or config.num_hidden_layers)
+
+
+def _promised_layers(model: PreTrainedModel) -> set[int]:
+    """Layers to which the configuration gives softmax attention: all, but for the other kinds in a hybrid."""
+    kinds = dict(enumerate(getattr(model.config.get_text_config(), "layer_types", None) or ()))
+    return {layer for layer in range(_layer_count(model)) if kinds.get(layer) not in _WITHOUT_SOFTMAX}
 
 
 @contextmanager
@@ -123,10 +154,11 @@ def _by_layer(model: PreTrainedModel, calls: list[AttentionCall]) -> tuple[dict[
     for call in calls:
         earlier = first.setdefault(call.layer, call)
         seen[call.layer] = seen.get(call.layer, 0) + 1
-        if not (
-            torch.equal(earlier.inputs.q_BHND, call.inputs.q_BHND) and torch.equal(earlier.inputs.k_BGMD, call.inputs.k_BGMD)
-        ):
+        same = torch.equal(earlier.inputs.q_BHND, call.inputs.q_BHND) and torch.equal(earlier.inputs.k_BGMD, call.inputs.k_BGMD)
+        if call is not earlier and not same:
             raise _failed(model, "one attention map a layer and head", f"several different ones in layer {call.layer}")
+    if unseen := _promised_layers(model) - set(first):
+        raise _failed(model, "an attention call in every layer that has attention", f"none in layers {sorted(unseen)}")
     if len(set(seen.values())) != 1 or max(seen.values()) > 2:
         raise _failed(model, "the same number of attention calls in every layer, one or two", str(sorted(seen.values())))
     shapes = {(c.inputs.heads, c.inputs.v_BGME.shape[-1]) for c in first.values()}
@@ -136,16 +168,16 @@ def _by_layer(model: PreTrainedModel, calls: list[AttentionCall]) -> tuple[dict[
 
 
 def _deviations(model: PreTrainedModel, calls: list[AttentionCall]) -> dict[str, float]:
-    rows, above = 0.0, 0.0
+    deviations = []
     for call in calls:
         a_BHNM = call.probabilities()
         total = a_BHNM.sum(dim=-1)
         excess = total - 1 if call.inputs.sinks_H is None else (total - 1).clamp(min=0)
-        rows = max(rows, float(excess.abs().max()))
-        above = max(above, float(a_BHNM.triu(diagonal=1).abs().max()))
+        deviations.append([float(excess.abs().max()), float(a_BHNM.triu(diagonal=1).abs().max())])
+    rows, above = torch.tensor(deviations).amax(dim=0).tolist()
     if not rows <= 1e-3:
         raise _failed(model, "rows of every attention map to sum to 1", f"a deviation of {rows:.2g}")
-    if above > 0:
+    if not above <= 0:
         raise _failed(model, "causal attention, nothing above the diagonal", f"a weight of {above:.2g} there")
     declared = getattr(model.config.get_text_config(), "num_attention_heads", None)
     heads = calls[0].inputs.heads
@@ -158,7 +190,7 @@ def _logit_deviation(model: PreTrainedModel, ids: Tensor, logits: Tensor) -> flo
     """Largest deviation from the stock eager implementation, as a share of the largest logit."""
     model.set_attn_implementation("eager")
     try:
-        stock = model(ids, use_cache=False).logits
+        stock = _logits(model, ids)
     finally:
         model.set_attn_implementation(attention.NAME)
     deviation = float((logits - stock).abs().max() / stock.abs().max().clamp(min=1e-6))

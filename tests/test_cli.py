@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import resource
+import re
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from urllib.request import urlopen
@@ -18,52 +17,20 @@ import pytest
 import torch
 
 from dexviz import load_snapshot
-from dexviz.adapter import save_adapter
 from dexviz.catalogue import DEFAULT_MODEL, KNOWN_MODELS
-from dexviz.cli import build_parser, main
-from dexviz.dex import DexAdapter, DexConfig
+from dexviz.cli import build_parser
 from dexviz.fetching import fetch
 from dexviz.models import load_model
 from tests.adapters import tiny_model
+from tests.cli_runs import ROOT, Run, check_refused, run_process, runner, tiny_adapter
 
 pytestmark = pytest.mark.model
-ROOT = Path(__file__).resolve().parent.parent
 COMMANDS = ("fetch", "models", "capture", "train", "merge", "serve")
-Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    """Runs a command in this process → (exit status, standard output, standard error)."""
-
-    def call(*argv: str | Path) -> tuple[int, str, str]:
-        capsys.readouterr()
-        try:
-            status = main([str(part) for part in argv])
-        except SystemExit as stop:
-            status = int(stop.code or 0)
-        out, err = capsys.readouterr()
-        return status, out, err
-
-    return call
-
-
-def check_refused(status: int, out: str, err: str, message: str) -> None:
-    assert status == 2
-    assert out == ""
-    assert err.count("\n") == 1, err
-    assert message in err
-    assert "Traceback" not in err
-
-
-def tiny_adapter(folder: Path, base: Path) -> Path:
-    """An adapter with λ = 0.5 on two heads of each layer."""
-    loaded = load_model(str(base))
-    layout = loaded.layout
-    adapter = DexAdapter(DexConfig(heads=((0, 1),) * layout.layers, width=layout.value_width, query_heads=layout.heads))
-    for operator in adapter.operators.values():
-        torch.nn.init.constant_(operator.lambda_learn, 0.5)
-    return save_adapter(adapter, folder, loaded)
+    return runner(capsys)
 
 
 @pytest.fixture(scope="module")
@@ -171,6 +138,17 @@ def test_train_options_are_those_of_the_configuration() -> None:
     }
 
 
+def test_train_options_are_documented() -> None:
+    from dexviz.train_config import TrainConfig
+
+    text = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `--([a-z-]+) \S+` \| `?(.+?)`? \|", text, re.MULTILINE))
+    for field in fields(TrainConfig):
+        if field.name != "seed":
+            shown = rows[field.name.replace("_", "-")]
+            assert shown == str(field.default) or field.default is None
+
+
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
@@ -207,7 +185,6 @@ def test_bad_input_is_one_clear_line(run: Run, argv: tuple[str, ...], message: s
         (("--device", "cuda:0" if not torch.cuda.is_available() else "cuda:99"), "evice"),
         (("--device", "toaster"), 'Expected a device such as "cpu" or "cuda"'),
         (("--dtype", "int3"), "Expected a dtype out of float32, bfloat16, float16"),
-        (("--seed", "-1"), "Expected a seed of at least 0"),
         (("--chat",), "Expected a model with a chat template"),
     ],
 )
@@ -244,17 +221,6 @@ def test_adapter_of_another_model_is_refused(run: Run, adapter: Path, tmp_path: 
     (adapter_copy := tmp_path / "copy").mkdir()
     (adapter_copy / "adapter_config.json").write_text("{not json", encoding="utf-8")
     check_refused(*run("capture", "--adapter", adapter_copy, "--prompt", "w1"), "Expected readable JSON in")
-
-
-def run_process(*argv: str | Path, limit: int | None = None) -> subprocess.CompletedProcess[str]:
-    """Runs a command in a process of its own, in which no file may grow past `limit` bytes: what a full disk looks like."""
-
-    def restrict() -> None:
-        if limit is not None:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-
-    command = [sys.executable, "-m", "dexviz", *map(str, argv)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, preexec_fn=restrict)
 
 
 def test_a_full_disk_leaves_nothing_half_written(tiny: Path, adapter: Path, tmp_path: Path) -> None:

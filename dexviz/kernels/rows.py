@@ -35,9 +35,9 @@ def row_statistics(
     below_SR = (mass_SRC < threshold).view(torch.uint8).sum(dim=-1, dtype=torch.int32)
     small_SR = below_SR - (c1 - c0) + causal_R
     stats = {
-        "entropy": torch.log(total_SR) - plogp(mass_SRC) / total_SR,
+        "entropy": (torch.log(total_SR) - plogp(mass_SRC) / total_SR).clamp(min=0),
         "sink": shares.over(0, sink),
-        "local": _local(shares, positions_R, local),
+        "local": _local(shares, positions_R, min(local, block.stop + offset)),
         "sparsity": small_SR / causal_R,
         "negative": shares.of((total_SR - net_SR).clamp(min=0) / 2),
         "net": net_SR,
@@ -63,7 +63,9 @@ class _Shares:
         return torch.where(self.total_SR > 0, part_SR / self.total_SR, torch.nan)
 
     def over(self, start: int, stop: int) -> Tensor:
-        return self.of(self.mass_SRC[..., max(start - self.c0, 0) : max(stop - self.c0, 0)].sum(dim=-1))
+        width = self.mass_SRC.shape[-1]
+        first, last = (min(max(edge - self.c0, 0), width) for edge in (start, stop))
+        return self.of(self.mass_SRC[..., first:last].sum(dim=-1))
 
 
 def _local(shares: _Shares, positions_R: Tensor, local: int) -> Tensor:
