@@ -13,42 +13,58 @@ import numpy as np
 from dexviz.probes.heads import statistic
 from dexviz.records import Capture, HeadMap
 
+PROMPT = 200
+"""Characters of the prompt in a row of a table."""
+
 
 def statistics_csv(base: Capture, variant: Capture) -> bytes:
-    """One row a head and statistic: mean over the query rows in base and variant, and the change."""
+    """One row a head and statistic: mean over the query rows in base and variant, the change, and what was measured.
+
+    The prompt is cut to its beginning, because every row repeats it; the JSON has it whole.
+    """
     buffer = io.StringIO()
-    writer = csv.DictWriter(buffer, ["layer", "head", "adapted", "statistic", "unit", "base", "variant", "change"])
+    about = _about(base, variant)
+    prompt = about["prompt"] if len(about["prompt"]) <= PROMPT else about["prompt"][: PROMPT - 1] + "…"
+    about = {key: _cell(str(value)) for key, value in {**about, "prompt": prompt}.items()}
+    numbers = ["layer", "head", "adapted", "statistic", "unit", "base", "variant", "change"]
+    writer = csv.DictWriter(buffer, [*numbers, *about])
     writer.writeheader()
-    writer.writerows(_records(base, variant))
-    return buffer.getvalue().encode()
+    writer.writerows(record | about for record in _records(base, variant))
+    return buffer.getvalue().encode("utf-8", "replace")
 
 
 def statistics_json(base: Capture, variant: Capture) -> bytes:
     """The same table with definitions and provenance."""
     names = [name for name in variant.stats if name in base.stats]
     table = {
+        **_about(base, variant),
         "definitions": {name: statistic(name).definition for name in names},
         "provenance": {"base": dict(base.provenance), "variant": dict(variant.provenance)},
         "heads": [{k: _json_number(v) for k, v in record.items()} for record in _records(base, variant)],
     }
-    return json.dumps(table, ensure_ascii=False, indent=1, default=str).encode()
+    return json.dumps(table, ensure_ascii=False, indent=1, default=str).encode("utf-8", "replace")
 
 
 def map_csv(base: HeadMap, variant: HeadMap, labels: tuple[str, ...]) -> bytes:
-    """One row an entry on or below the diagonal: query and key positions with their tokens, base, variant, change."""
+    """One row an entry on or below the diagonal: query and key positions with their tokens, base, variant, change.
+
+    `value` says "exact", or "mean of tile": then the positions and tokens are the first and last of the tile.
+    """
     buffer = io.StringIO()
     writer = csv.writer(buffer)
     writer.writerow(
-        ["query_start", "query_stop", "key_start", "key_stop", "query_token", "key_token", "base", "variant", "change"]
+        ["query_start", "query_stop", "key_start", "key_stop", "query_token", "key_token", "base", "variant", "change", "value"]
     )
     rows, columns = base.row_edges, base.col_edges
     for r in range(len(rows) - 1):
         for c in range(len(columns) - 1):
             if columns[c] < rows[r + 1]:
                 left, right = float(base.scores[r, c]), float(variant.scores[r, c])
-                names = [_cell(labels[rows[r]]), _cell(labels[columns[c]])]
                 places = [rows[r], rows[r + 1], columns[c], columns[c + 1]]
-                writer.writerow([*places, *names, f"{left:.6g}", f"{right:.6g}", f"{right - left:.6g}"])
+                names = [_tokens(labels, *places[:2]), _tokens(labels, *places[2:])]
+                one = places[1] - places[0] == places[3] - places[2] == 1
+                kind = "exact" if one else "mean of tile"
+                writer.writerow([*places, *names, f"{left:.6g}", f"{right:.6g}", f"{right - left:.6g}", kind])
     return buffer.getvalue().encode("utf-8", "replace")
 
 
@@ -57,6 +73,18 @@ def map_npy(base: HeadMap, variant: HeadMap) -> bytes:
     buffer = io.BytesIO()
     np.save(buffer, np.stack([base.scores, variant.scores]).astype(np.float32))
     return buffer.getvalue()
+
+
+def _about(base: Capture, variant: Capture) -> dict[str, str]:
+    """What the numbers were measured of."""
+    views = [str(capture.provenance.get("view", name)) for capture, name in ((base, "base"), (variant, "variant"))]
+    request = variant.request
+    return {"score": request.score, "space": request.space, "view": " and ".join(views), "prompt": variant.tokens.text}
+
+
+def _tokens(labels: tuple[str, ...], start: int, stop: int) -> str:
+    """The token, or the first and last of several."""
+    return _cell(labels[start] if stop - start == 1 else f"{labels[start]} … {labels[stop - 1]}")
 
 
 def _records(base: Capture, variant: Capture) -> Iterator[dict[str, Any]]:

@@ -86,6 +86,21 @@ def test_a_scale_exists_where_every_value_is_zero_or_blank() -> None:
     assert color_range(grid_result(empty * 0, empty * 0), "base") == (0, 1)
 
 
+def test_rounding_noise_is_no_scale() -> None:
+    level = np.full((2, 2), 3.0)
+    noisy = grid_result(level, level + np.array([[1e-8, -4e-9], [0, 2e-9]]))
+    assert color_range(noisy, "change") == (-1, 1)
+    change, base = (head_grid(noisy, side).layout.xaxis2 for side in ("change", "base"))
+    assert (change.range, change.tickvals, change.ticktext) == ((-1, 1), (0,), ("0",))
+    assert base.range[0] < 3 < base.range[1]
+    assert base.ticktext == ("3.00",)
+    assert head_grid(grid_result(BASE, VARIANT), "base").layout.xaxis2.exponentformat == "e"
+    tokens = make_capture(1, 1, 3).tokens
+    gains = token_gains(make_map(np.eye(3), gain=np.float32([1, 1 + 1e-7, 1]), residue=np.zeros(3, np.float32)), tokens)
+    assert gains is not None
+    assert gain_curve(gains).layout.yaxis.ticktext == ("1.00",)
+
+
 def test_marks_lie_on_their_heads_and_ignore_the_pointer() -> None:
     adapted = np.array([[True, False], [False, True]])
     figure = head_grid(grid_result(BASE, VARIANT), "variant", selected=(1, 0), adapted=adapted)
@@ -221,7 +236,7 @@ def test_thumbnail_shows_both_maps_on_one_scale_without_the_upper_triangle(low: 
     ("value", "text"),
     [
         *((0, "0"), (1, "1.00"), (0.12345, "0.123"), (9.996, "10.0"), (99.96, "100"), (123456.0, "123456")),
-        *((1.234e-5, "1.23e−05"), (0.00012345, "0.000123"), (2.5e7, "2.50e+07")),
+        *((1.234e-5, "1.23e−5"), (0.00012345, "0.000123"), (2.5e7, "2.50e7")),
         *((-0.5, "−0.500"), (float("nan"), "–"), (float("inf"), "–")),
     ],
 )
@@ -231,3 +246,4 @@ def test_numbers_have_three_digits(value: float, text: str) -> None:
 
 def test_signed_numbers_carry_their_sign() -> None:
     assert [three(v, signed=True) for v in (0.5, -0.5, 0)] == ["+0.500", "−0.500", "0"]
+    assert [three(v, signed=True) for v in (9.6e-5, -9.6e-5)] == ["+9.60e−5", "−9.60e−5"]

@@ -23,6 +23,7 @@ DERIVED = (
     "DEX acts on values, so no signed map exists inside it: S is a derived quantity. ρ is the gain that best describes what "
     "DEX does to a token's value; ε is the share of the adapted value that ρ does not explain."
 )
+SIGNED_ONLY = "ρ and ε belong to the signed score."
 SPACE_NOTE = {
     "value": "In value space ρ is the same for all adapted heads that share a key/value head.",
     "residual": "In residual space values are taken through the head's rows of W_O, which is what the next layer sees.",
@@ -32,22 +33,24 @@ SPACE_NOTE = {
 def dex_panel(variant: Capture, right: HeadMap | None, choice: Selection, stored: bool) -> None:
     """λ, change of the output, ρ and ε of the head, with the formula."""
     name = head_name(choice.layer, choice.head)
-    panel_head(
-        f"What DEX does to {name}",
-        "ratios, no unit",
-        key="dex",
-        explain=f"{DERIVED} {SPACE_NOTE[choice.space]}",
-        formula=FORMULA,
-    )
+    signed = variant.request.score == "signed"
+    note = f"{DERIVED} {SPACE_NOTE[choice.space]}" if signed else SIGNED_ONLY
+    panel_head(f"What DEX does to {name}", "ratios, no unit", key="dex", explain=note, formula=FORMULA if signed else None)
     if not variant.selected.any():
         st.caption("There is no DEX adapter in this variant. Choose one under Change model and press Run.")
         return
     if not variant.selected[choice.layer, choice.head]:
-        st.caption(f"DEX leaves {name} alone; what changes in it comes from layers below. Heads with a dot are adapted.")
+        below = variant.selected[: choice.layer].any()
+        cause = "what changes in it comes from layers below" if below else "nothing below it is adapted, so it equals the base"
+        st.caption(f"DEX leaves {name} alone; {cause}. Heads with a dot are adapted.")
         return
     gains = None if right is None else token_gains(right, variant.tokens)
     st.markdown(_facts(variant, gains, choice))
-    st.caption(f"{DERIVED} {SPACE_NOTE[choice.space]}")
+    if stored and signed and gains is None:
+        st.caption(_held(variant, name))
+    st.caption(note)
+    if not signed:
+        return
     st.latex(FORMULA)
     if not stored:
         st.segmented_control(
@@ -67,6 +70,13 @@ def gain_panel(variant: Capture, right: HeadMap | None) -> None:
         return
     panel_head(gains.title, "ρ, ratio; own scale", key="gain", explain=gains.definition, formula=FORMULA)
     st.plotly_chart(gain_curve(gains, theme=theme()), key="gain-curve", theme=None, config={"displayModeBar": False})
+
+
+def _held(variant: Capture, name: str) -> str:
+    """Which heads' ρ an example stores, where it is not this one's."""
+    heads = sorted({place for place, held in variant.maps.items() if held.gain is not None})
+    names = ", ".join(head_name(*place) for place in heads) or "no head"
+    return f"This example stores ρ and ε of {names}. Press Run to compute those of {name}."
 
 
 def _facts(variant: Capture, gains: ProbeResult | None, choice: Selection) -> str:

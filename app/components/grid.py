@@ -14,12 +14,14 @@ from dexviz.probes.heads import SIDES, head_statistic
 from dexviz.records import Capture
 
 HEIGHT = 640
-WIDTH = 350
+WIDTH = 270
+"""The least width beside the maps (app.css): markers fit their cells there and anywhere wider."""
 
 
 def grid_panel(base: Capture, variant: Capture, choice: Selection) -> None:
     """Grid of one side; a click selects the head everywhere."""
     result = head_statistic(base, variant, choice.statistic)
+    stem = f"dexviz-heads-{variant.request.score}"
     panel_head(
         f"{result.title} by head",
         result.unit,
@@ -27,8 +29,8 @@ def grid_panel(base: Capture, variant: Capture, choice: Selection) -> None:
         explain=f"{result.definition}\n\nRows are layers, columns are heads; the dot marks heads that DEX adapts. The curve at "
         "the right is each layer's mean over its heads. Base and variant share one colour scale, the change has its own.",
         downloads=(
-            Download("Statistics, CSV", "dexviz-heads.csv", "text/csv", lambda: statistics_csv(base, variant)),
-            Download("Statistics, JSON", "dexviz-heads.json", "application/json", lambda: statistics_json(base, variant)),
+            Download("Statistics, CSV", f"{stem}.csv", "text/csv", lambda: statistics_csv(base, variant)),
+            Download("Statistics, JSON", f"{stem}.json", "application/json", lambda: statistics_json(base, variant)),
         ),
     )
     side = st.segmented_control(

@@ -9,7 +9,7 @@ from app import state
 from app.state import Selection
 from dexviz.figures.numbers import three
 from dexviz.probes.heads import statistic
-from dexviz.records import Capture, head_name
+from dexviz.records import Capture, Statistic, head_name
 
 
 def head_line(base: Capture, variant: Capture, choice: Selection) -> DeltaGenerator:
@@ -17,22 +17,20 @@ def head_line(base: Capture, variant: Capture, choice: Selection) -> DeltaGenera
     about = statistic(choice.statistic)
     left, right = (float(capture.mean(choice.statistic)[choice.layer, choice.head]) for capture in (base, variant))
     size = (base.layers, base.heads)
-    with st.container(horizontal=True, vertical_alignment="center", gap="small", key="head-line"):
-        st.button(
-            "", icon=":material/chevron_left:", help="Previous head", key="previous", on_click=state.step_head, args=(-1, *size)
-        )
-        with st.container(key="head-name", width="content"):
-            st.markdown(f"**{head_name(choice.layer, choice.head)}**")
-        st.button("", icon=":material/chevron_right:", help="Next head", key="next", on_click=state.step_head, args=(1, *size))
-        if variant.selected[choice.layer, choice.head]:
-            st.badge("adapted by DEX", color="orange")
-        st.markdown(
-            f"{about.label}  :blue[base **{three(left)}**]  :orange[variant **{three(right)}**]  "
-            f"change **{three(right - left, signed=True)}** {about.unit}",
-            width="content",
-            help=f"{about.definition} Mean over the query rows.",
-        )
-        st.space("stretch")
+    with st.container(horizontal=True, vertical_alignment="center", wrap=False, gap="small", key="head-line"):
+        with st.container(horizontal=True, vertical_alignment="center", gap="small"):
+            _step("Previous head", "previous", "left", (-1, *size))
+            with st.container(key="head-name", width="content"):
+                st.markdown(f"**{head_name(choice.layer, choice.head)}**")
+            _step("Next head", "next", "right", (1, *size))
+            if variant.selected[choice.layer, choice.head]:
+                st.badge("adapted by DEX", color="orange")
+            st.markdown(
+                f"{_named(about, '{} ({})')}  :blue[base **{three(left)}**]  :orange[variant **{three(right)}**]  "
+                f"change **{three(right - left, signed=True)}**",
+                width="content",
+                help=f"{about.definition} Mean over the query rows.",
+            )
         return st.container(width="content")
 
 
@@ -45,9 +43,18 @@ def statistics_table(base: Capture, variant: Capture, choice: Selection) -> None
         left, right = float(base.mean(name)[place]), float(variant.mean(name)[place])
         table[name] = [three(left), three(right), three(right - left, signed=True)]
     columns = {
-        name: st.column_config.TextColumn(f"{statistic(name).label}, {statistic(name).unit}", help=statistic(name).definition)
-        for name in names
+        name: st.column_config.TextColumn(_named(statistic(name), "{}, {}"), help=statistic(name).definition) for name in names
     }
     st.dataframe(
         table, column_config={"": st.column_config.TextColumn("Mean over rows"), **columns}, hide_index=True, key="head-table"
     )
+
+
+def _step(label: str, key: str, side: str, args: tuple[int, int, int]) -> None:
+    """A button that shows an icon and is called by its label."""
+    st.button(label, icon=f":material/chevron_{side}:", help=label, key=key, on_click=state.step_head, args=args)
+
+
+def _named(about: Statistic, form: str) -> str:
+    """Label and unit, or the label alone where it ends with the unit."""
+    return about.label if about.label.endswith(about.unit) else form.format(about.label, about.unit)

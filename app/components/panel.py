@@ -9,6 +9,9 @@ import streamlit as st
 
 from app import state
 
+MENU = "Explain and download"
+"""What a menu is called; on screen it is an icon (app.css)."""
+
 
 @dataclass(frozen=True)
 class Download:
@@ -31,7 +34,7 @@ def panel_head(
 
 def panel_menu(*, key: str, explain: str, formula: str | None = None, downloads: Sequence[Download] = ()) -> None:
     """What is plotted, how it is computed, and its data as files."""
-    with st.popover("", icon=":material/more_horiz:", type="tertiary", key=f"{key}-menu", help="Explain and download"):
+    with st.popover(MENU, icon=":material/more_horiz:", type="tertiary", key=f"{key}-menu", help=MENU):
         st.markdown(explain)
         if formula:
             st.latex(formula)

@@ -13,7 +13,7 @@ from dexviz.errors import SnapshotError
 
 INTRODUCTION = (
     "dexviz opens the attention heads of a language model and of its differential variant side by side. "
-    "Type a prompt at the left and press Run: every head of base and variant is measured, and each one's token by token map "
+    "Type a prompt in the sidebar and press Run: every head of base and variant is measured, and each one's token by token map "
     "is a click away. The examples below are ready captures of a real model and open at once."
 )
 

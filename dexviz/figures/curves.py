@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from dexviz.figures.layout import HAIR, QUIET, bare_axis, quiet_figure
+from dexviz.figures.layout import HAIR, QUIET, bare_axis, quiet_figure, value_ticks
 from dexviz.figures.numbers import three
 from dexviz.figures.palette import ACCENTS, Theme
 from dexviz.records import ProbeResult
@@ -28,7 +28,7 @@ def row_curve(result: ProbeResult, *, theme: Theme = "light", height: int = 210)
     for name, values in lines.items():
         figure.add_trace(_line(name, values, ACCENTS[theme][name], result.unit))
     _name_lines(figure, lines, {name: ACCENTS[theme][name] for name in lines})
-    figure.update_layout(yaxis=_value_axis(result.unit, theme, rangemode="tozero"))
+    figure.update_layout(yaxis=_value_axis(result.unit, theme, result.values, rangemode="tozero"))
     return figure
 
 
@@ -43,7 +43,7 @@ def gain_curve(result: ProbeResult, *, theme: Theme = "light", height: int = 210
     figure.add_trace(line)
     figure.add_hline(y=1, line={"color": QUIET[theme], "width": 1, "dash": "dot"})
     _name_lines(figure, {"ρ": gain}, {"ρ": ACCENTS[theme]["variant"]})
-    figure.update_layout(yaxis=_value_axis("ρ (ratio)", theme))
+    figure.update_layout(yaxis=_value_axis("ρ (ratio)", theme, gain))
     return figure
 
 
@@ -76,9 +76,9 @@ def _line(name: str, values: np.ndarray, color: str, unit: str) -> go.Scatter:
     )
 
 
-def _value_axis(title: str, theme: Theme, **settings: Any) -> dict[str, Any]:
-    axis = bare_axis(nticks=4, title={"text": title, "font": {"size": 12}}, **settings)
-    return axis | {"zeroline": True, "zerolinecolor": HAIR[theme]}
+def _value_axis(title: str, theme: Theme, values: np.ndarray, **settings: Any) -> dict[str, Any]:
+    axis = bare_axis(title={"text": title, "font": {"size": 12}}, **settings)
+    return axis | value_ticks(values) | {"zeroline": True, "zerolinecolor": HAIR[theme]}
 
 
 def _name_lines(figure: go.Figure, lines: dict[str, np.ndarray], colors: dict[str, str]) -> None:

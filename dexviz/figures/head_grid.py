@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import plotly.graph_objects as go
 
-from dexviz.figures.layout import HAIR, INK, QUIET, bare_axis, quiet_figure, scale_of
+from dexviz.figures.layout import HAIR, INK, NOISE, QUIET, bare_axis, quiet_figure, scale_of, value_ticks
 from dexviz.figures.numbers import three
 from dexviz.figures.palette import ACCENTS, DIVERGING, SEQUENTIAL, Theme
 from dexviz.records import ProbeResult, head_name
@@ -41,17 +41,20 @@ def head_grid(
         figure.add_trace(_badges(adapted, size, theme))
     if selected is not None:
         figure.add_trace(_ring(selected, size, theme))
-    _add_profile(figure, result, side, theme)
-    _set_axes(figure, values.shape, width, theme)
+    profile = _add_profile(figure, result, side, theme)
+    _set_axes(figure, values.shape, width, theme, profile)
     return figure
 
 
 def color_range(result: ProbeResult, side: str) -> tuple[float, float]:
-    """Limits of the colour scale: one for base and variant, one of its own for the change; symmetric where signed."""
+    """Limits of the colour scale: one for base and variant, one of its own for the change; symmetric where signed.
+
+    Values below `NOISE` are no scale of their own: they look like zero.
+    """
     shown = result.values[2:] if side == "change" else result.values[:2]
     finite = shown[np.isfinite(shown)]
     limit = float(np.abs(finite).max()) if finite.size else 0.0
-    limit = limit or 1.0
+    limit = limit if limit >= NOISE else 1.0
     return (-limit, limit) if _diverging(result, side) else (0.0, limit)
 
 
@@ -152,13 +155,15 @@ def _ring(selected: tuple[int, int], size: float, theme: Theme) -> go.Scatter:
     return go.Scatter(name="selected", mode="markers", x=[head], y=[layer], marker=marker, hoverinfo="skip")
 
 
-def _add_profile(figure: go.Figure, result: ProbeResult, side: str, theme: Theme) -> None:
-    """Mean over the heads of each layer, on the second x axis."""
+def _add_profile(figure: go.Figure, result: ProbeResult, side: str, theme: Theme) -> np.ndarray:
+    """Mean over the heads of each layer, on the second x axis; returns all means."""
     sides = ("change",) if side == "change" else ("base", "variant")
+    drawn = []
     for name in sides:
         values = result.values[result.labels["side"].index(name)]
         known = np.isfinite(values)
         means = np.where(known.any(axis=1), np.where(known, values, 0).sum(axis=1) / np.maximum(known.sum(axis=1), 1), np.nan)
+        drawn.append(means)
         color = INK[theme] if name == "change" else ACCENTS[theme][name]
         figure.add_trace(
             go.Scatter(
@@ -176,6 +181,7 @@ def _add_profile(figure: go.Figure, result: ProbeResult, side: str, theme: Theme
             )
         )
     _name_profile(figure, sides, theme)
+    return np.stack(drawn)
 
 
 def _name_profile(figure: go.Figure, sides: tuple[str, ...], theme: Theme) -> None:
@@ -194,7 +200,7 @@ def _name_profile(figure: go.Figure, sides: tuple[str, ...], theme: Theme) -> No
     figure.add_annotation(text=text, showarrow=False, font={"size": 11, "color": QUIET[theme]}, **place)
 
 
-def _set_axes(figure: go.Figure, shape: tuple[int, ...], width: int, theme: Theme) -> None:
+def _set_axes(figure: go.Figure, shape: tuple[int, ...], width: int, theme: Theme, profile: np.ndarray) -> None:
     layers, heads = shape
     edge = 1 - PROFILE
     step_y = max(1, -(-layers // 12))
@@ -208,8 +214,10 @@ def _set_axes(figure: go.Figure, shape: tuple[int, ...], width: int, theme: Them
             tickvals=list(range(0, heads, step_x)),
             ticktext=[f"H{head}" for head in range(0, heads, step_x)],
             tickfont=font,
+            tickangle=0,
         ),
-        xaxis2=bare_axis(domain=[edge, 1], side="top", anchor="y", nticks=4, tickfont=font, zeroline=True)
+        xaxis2=bare_axis(domain=[edge, 1], side="top", anchor="y", tickfont=font, tickangle=0, zeroline=True)
+        | value_ticks(profile)
         | {"zerolinecolor": HAIR[theme]},
         yaxis=bare_axis(
             range=[layers - 0.5, -0.5],
