@@ -59,7 +59,11 @@ KNOWN_MODELS: dict[str, KnownModel] = {
 
 def home() -> Path:
     """The folder of everything dexviz keeps: DEXVIZ_HOME, or ~/.cache/dexviz."""
-    return Path(os.environ.get("DEXVIZ_HOME") or Path.home() / ".cache" / "dexviz").expanduser()
+    path = Path(os.environ.get("DEXVIZ_HOME") or Path.home() / ".cache" / "dexviz")
+    try:
+        return path.expanduser()
+    except RuntimeError as error:
+        raise ModelError("a folder in DEXVIZ_HOME", f"{str(path)!r}: {error}", "Correct the variable.") from error
 
 
 def known_model(name: str) -> KnownModel:

@@ -101,7 +101,7 @@ def resolve_adapter(name: str, base: str | None = None) -> Path:
     raise AdapterError(
         f'"default" (for {", ".join(shipped) or "no model yet"}), a folder, or a hub id like owner/name',
         repr(name) if name != DEFAULT_ADAPTER else f'"default" for {wanted!r}',
-        "Train one with `python -m dexviz train`, or leave --adapter out.",
+        "Train one with `python -m dexviz train`, or go on without an adapter.",
     )
 
 

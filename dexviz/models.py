@@ -19,7 +19,7 @@ from dexviz.dex import DexAdapter
 from dexviz.errors import AdapterError, ModelError
 from dexviz.fetching import resolve_adapter, resolve_model
 from dexviz.records import Tokens
-from dexviz.selfcheck import Layout, check
+from dexviz.selfcheck import Layout, check, context_length
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -41,8 +41,7 @@ class LoadedModel:
     @property
     def max_tokens(self) -> int:
         """Context length in tokens."""
-        config = self.model.config.get_text_config()
-        return int(getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None) or 1 << 20)
+        return context_length(self.model)
 
 
 @dataclass(frozen=True, eq=False)
