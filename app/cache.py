@@ -17,17 +17,18 @@ import streamlit as st
 
 from app import gallery, state
 from app.answers import Answers
-from app.estimate import Cost, cost, operations
+from app.estimate import FIXED, Cost, cost, operations
 from dexviz.engine import get_engine
-from dexviz.errors import Cancelled, DexvizError
-from dexviz.requests import CaptureView, DescribePair, ModelInfo, PairInfo, PairSpec, Progress, Request, to_json
+from dexviz.errors import Cancelled, DexvizError, SnapshotError
+from dexviz.requests import CaptureView, DescribePair, ModelInfo, PairInfo, PairSpec, Progress, Prompt, Request, to_json
 
 _log = logging.getLogger(__name__)
 
 PATIENCE = 0.4
 """Seconds a page waits for the engine before it shows progress instead."""
 MIN_MEASURED = 1.0
-"""Seconds from which on a capture tells the machine's speed."""
+MIN_TOKENS = 256
+"""Seconds and tokens from which on a capture tells the machine's speed."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,8 @@ class Failed:
     """A request ended without an answer; the text is for the user."""
 
     text: str
+    cancelled: bool = False
+    """True where the user wanted it so."""
 
 
 Outcome = Ready | Pending | Failed
@@ -86,6 +89,22 @@ def examples() -> list[gallery.Example]:
     return [example(name, stamp) for name, stamp in gallery.stamps().items()]
 
 
+def example_run(name: str) -> state.Ran | None:
+    """Pair and prompt of a ready example, as its snapshots tell them; None where they cannot be read."""
+    try:
+        found = example(name, gallery.stamps().get(name, 0.0))
+    except SnapshotError:
+        return None
+    made = found.variant.provenance
+    pair = PairSpec(str(made.get("model") or "not recorded"), str(made["variant"]) if made.get("adapter") else None)
+    return state.Ran(pair, Prompt(found.recipe.prompt, found.recipe.chat))
+
+
+def on_screen(choice: state.Selection) -> state.Ran | None:
+    """Pair and prompt whose results the pages show; None where nothing was run or opened yet."""
+    return choice.ran if choice.example is None else example_run(choice.example)
+
+
 def ask(*requests: Request, patience: float = PATIENCE) -> Outcome:
     """Answers to all requests if they are there within `patience` seconds; the engine goes on in the background otherwise."""
     found = [_found_or_started(request) for request in requests]
@@ -96,7 +115,7 @@ def ask(*requests: Request, patience: float = PATIENCE) -> Outcome:
     keys = [key_of(request) for request in requests]
     failure = next((state.failures()[key] for key in keys if key in state.failures()), None)
     if failure is not None:
-        return Failed(_explain(failure))
+        return Failed(_explain(failure), isinstance(failure, Cancelled))
     waiting = tuple(state.tickets()[key].name for key, value in zip(keys, found, strict=True) if value is None)
     return Pending(waiting) if waiting else Ready(tuple(found))
 
@@ -141,7 +160,8 @@ def _found_or_started(request: Request) -> Any | None:
     key = key_of(request)
     value = _answers().get(key)
     if value is None and key not in state.tickets() and key not in state.failures():
-        state.tickets()[key] = state.Ticket(get_engine().submit(request), time.monotonic())
+        warm = known_pair(request.pair) is not None
+        state.tickets()[key] = state.Ticket(get_engine().submit(request), time.monotonic(), warm)
     return value
 
 
@@ -162,17 +182,19 @@ def _settle(request: Request, patience: float) -> Any | None:
         value = None
     else:
         _answers().put(key, value)
-        _learn_speed(request, value, time.monotonic() - ticket.started)
+        if ticket.warm:
+            _learn_speed(request, value, time.monotonic() - ticket.started)
     state.tickets().pop(key)
     return value
 
 
 def _learn_speed(request: Request, value: Any, seconds: float) -> None:
-    """Note how fast this machine is, once both views of a prompt have taken long enough to tell."""
-    if isinstance(request, CaptureView) and request.view == "variant" and seconds > MIN_MEASURED:
-        info = known_pair(request.pair)
-        if info is not None:
-            _rates()[info.device] = operations(info, len(value.tokens)) / seconds
+    """Note how fast this machine is, once both views of a long prompt have taken long enough to tell."""
+    if not isinstance(request, CaptureView) or request.view != "variant":
+        return
+    info, tokens = known_pair(request.pair), len(value.tokens)
+    if info is not None and seconds > MIN_MEASURED and tokens >= MIN_TOKENS:
+        _rates()[info.device] = operations(info, tokens) / (seconds - FIXED)
 
 
 def _explain(error: Exception) -> str:

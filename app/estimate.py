@@ -9,6 +9,8 @@ from dexviz.requests import PairInfo
 VIEWS = 2
 RATES = {"cpu": 4e10, "cuda": 2e13}
 """Floating-point operations per second that a capture reaches by kind of device, until this process has measured its own."""
+FIXED = 0.3
+"""Seconds that every run takes, whatever its length."""
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 STATISTICS = 7
 
@@ -21,8 +23,10 @@ class Cost:
     memory: int
 
     def __str__(self) -> str:
-        time = f"{self.seconds:.1f} s" if self.seconds < 10 else f"{self.seconds:.0f} s"
-        return f"about {time}, {max(1, round(self.memory / 2**20)):,} MB"
+        memory = f"{max(1, round(self.memory / 2**20)):,} MB"
+        if self.seconds < 1:
+            return f"less than 1 s, about {memory}"
+        return f"about {self.seconds:.{1 if self.seconds < 10 else 0}f} s, {memory}"
 
 
 def operations(info: PairInfo, tokens: int) -> float:
@@ -37,4 +41,4 @@ def cost(info: PairInfo, tokens: int, rate: float | None = None) -> Cost:
     kept = info.layers * tokens * width * BYTES.get(info.dtype.removeprefix("torch."), 4)
     statistics = STATISTICS * info.layers * info.heads * tokens * 4
     usual = RATES["cuda" if info.device.startswith("cuda") else "cpu"]
-    return Cost(operations(info, tokens) / (rate or usual), VIEWS * (kept + statistics))
+    return Cost(FIXED + operations(info, tokens) / (rate or usual), VIEWS * (kept + statistics))

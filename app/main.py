@@ -19,7 +19,7 @@ def main() -> None:
     """Route to a page, with the sidebar that all pages share."""
     st.set_page_config(page_title="dexviz", layout="wide", initial_sidebar_state=SIDEBAR_WIDTH)
     st.html(HERE / "app.css")
-    state.begin(cache.models())
+    state.begin(cache.models(), cache.example_run)
     pages = {
         "home": st.Page(HERE / "pages" / "home.py", title="Home", default=True),
         "heads": st.Page(HERE / "pages" / "heads.py", title="Heads"),

@@ -6,7 +6,7 @@ as callbacks. A link is the same state as text in the query string.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
@@ -48,6 +48,8 @@ class Ticket:
     name: str
     started: float
     """Monotonic time in seconds."""
+    warm: bool = False
+    """True where its pair was loaded when it was submitted."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,8 @@ class Selection:
     head: int
     lock: tuple[int | None, int | None] | None
     focus: tuple[int, int] | None
+    refused: Prompt | None
+    """The draft that Run did not take."""
 
 
 DEFAULTS: dict[str, Any] = {
@@ -84,11 +88,17 @@ DEFAULTS: dict[str, Any] = {
     "lock": None,
     "focus": None,
     "goto": None,
+    "refused": None,
 }
+_VIEW = (Widget.SCORE, Widget.SPACE, Widget.STATISTIC, Widget.SIDE, "layer", "head", "lock")
+"""Keys of a link besides what it shows."""
 
 
-def begin(models: list[ModelInfo]) -> None:
-    """Give every key its first value; the session's first run also reads the link it was opened with."""
+def begin(models: list[ModelInfo], example: Callable[[str], Ran | None]) -> None:
+    """Give every key its first value; the session's first run also reads the link it was opened with.
+
+    `example` tells pair and prompt of a ready example, which go into the widgets when a link opens it.
+    """
     if "begun" in st.session_state:
         return
     for key, value in DEFAULTS.items():
@@ -99,8 +109,19 @@ def begin(models: list[ModelInfo]) -> None:
     for key, value in wanted.items():
         st.session_state[key] = value
     known = {model.name for model in models} | {NO_ADAPTER}
+    opened = example(wanted["example"]) if "example" in wanted else None
+    if opened is not None and Widget.DRAFT not in wanted:
+        _fill_in(opened, known)
     if wanted.get(Widget.DRAFT) and {st.session_state[Widget.BASE], st.session_state[Widget.ADAPTER]} <= known:
         st.session_state.ran = Ran(current().pair, current().draft)
+
+
+def _fill_in(opened: Ran, known: set[str]) -> None:
+    """Put an example's prompt into the box, and its pair into the choice where it can be chosen."""
+    st.session_state.update({Widget.DRAFT: opened.prompt.text, Widget.CHAT: opened.prompt.chat})
+    base, adapter = opened.pair.base, opened.pair.adapter or NO_ADAPTER
+    if {base, adapter} <= known:
+        st.session_state.update({Widget.BASE: base, Widget.ADAPTER: adapter})
 
 
 def current() -> Selection:
@@ -120,6 +141,7 @@ def current() -> Selection:
         head=s.head,
         lock=s.lock,
         focus=s.focus,
+        refused=s.refused,
     )
 
 
@@ -142,9 +164,15 @@ def run_prompt() -> None:
     """The prompt in the box becomes the one that pages show."""
     choice = current()
     st.session_state.update(ran=Ran(choice.pair, choice.draft), example=None, lock=None, focus=None, goto="heads")
+    st.session_state.refused = None
     if choice.statistic not in STATISTICS:
         st.session_state[Widget.STATISTIC] = DEFAULTS[Widget.STATISTIC]
     failures().clear()
+
+
+def refuse_draft() -> None:
+    """The draft cannot be run: what is on screen stays, and the sidebar says why."""
+    st.session_state.refused = current().draft
 
 
 def open_example(name: str, prompt: Prompt, view: Mapping[str, Any]) -> None:
@@ -162,6 +190,14 @@ def select_head(layer: int, head: int) -> None:
 def keep_head_within(layers: int, heads: int) -> None:
     """Move the selection into a smaller model's grid."""
     select_head(min(st.session_state.layer, layers - 1), min(st.session_state.head, heads - 1))
+
+
+def keep_lock_within(tokens: int) -> None:
+    """Forget a lock on tokens that the prompt does not have, or on a key after its query: a link may hold anything."""
+    query, key = st.session_state.lock or (None, None)
+    last = tokens - 1 if query is None else query
+    if (query is not None and query >= tokens) or (key is not None and key > last):
+        st.session_state.lock = None
 
 
 def step_head(step: int, layers: int, heads: int) -> None:
@@ -209,8 +245,12 @@ def link() -> str | None:
 
 
 def _query() -> dict[str, str]:
+    """What is on screen, never what is only chosen: the example, or the pair and prompt that were run."""
     s = st.session_state
-    values = {key: s[key] for key in DEFAULTS if key not in ("ran", "goto", "focus")}
-    if s.ran is not None and s.example is None:
+    values = {key: s[key] for key in _VIEW}
+    if s.example is not None:
+        values["example"] = s.example
+    elif s.ran is not None:
+        values |= {Widget.BASE: s.ran.pair.base, Widget.ADAPTER: s.ran.pair.adapter or NO_ADAPTER}
         values |= {Widget.DRAFT: s.ran.prompt.text, Widget.CHAT: s.ran.prompt.chat}
     return links.write(values)

@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from app import downloads, gallery, links, state
+from app import cache, downloads, gallery, links, state
 from app.answers import Answers
 from app.components.text import plain
 from app.estimate import cost
 from app.presets import PRESETS
 from dexviz.records import STATISTICS, Capture
-from dexviz.requests import PairInfo, PairSpec
+from dexviz.requests import CaptureView, PairInfo, PairSpec, Prompt
 from dexviz.snapshot import save_snapshot
 from tests.captures import make_capture
 
@@ -188,7 +188,7 @@ assert not loaded, loaded
 
 @pytest.mark.parametrize(
     ("base", "prompt", "message"),
-    [("no-such-model", "hello", "no\\-such\\-model"), ("smollm2-135m", "", "prompt")],
+    [("no-such-model", "hello", "no\\-such\\-model"), ("smollm2-135m", "", "no prompt to run")],
 )
 @pytest.mark.model
 def test_errors_are_one_message_and_keep_the_prompt(at: AppTest, base: str, prompt: str, message: str) -> None:
@@ -275,6 +275,8 @@ def test_a_link_opens_its_view(at: AppTest) -> None:
     assert at.selectbox(key="score").value == state.DEFAULTS["score"]
     assert at.session_state["layer"] == 3
     assert at.session_state["ran"] is None, "a model that is not known must not be loaded by a link"
+    at.switch_page("pages/heads.py").run()
+    assert "it loads the model not\\-known" in texts(at)
 
 
 def test_the_link_in_the_menu_leads_to_the_same_view(at: AppTest, shelf: Path) -> None:
@@ -282,15 +284,49 @@ def test_the_link_in_the_menu_leads_to_the_same_view(at: AppTest, shelf: Path) -
     at.run()
     press(at, "Open in Heads")
     at.button(key="next").click().run()
+    at.text_area[0].set_value("a draft that nobody has run").run()
     shown = next(code.value for code in at.code if code.value.startswith("https://example.org/heads?"))
     values = links.read(dict(parse_qsl(shown.partition("?")[2])))
     assert values["example"] == "one"
+    assert not {"base", "adapter", "draft"} & set(values)
     assert (values["layer"], values["head"]) == (at.session_state["layer"], at.session_state["head"])
     other = AppTest.from_file(MAIN, default_timeout=60)
     other.query_params.update(parse_qsl(shown.partition("?")[2]))
     other.run()
     other.switch_page("pages/heads.py").run()
     assert f"**L{values['layer']}·H{values['head']}**" in texts(other)
+    assert other.text_area[0].value == HOSTILE
+
+
+@pytest.mark.usefixtures("shelf")
+def test_the_sidebar_names_the_pair_on_screen_and_marks_another_choice(at: AppTest) -> None:
+    at.query_params.update({"base": "elsewhere/model", "adapter": "none"})
+    at.run()
+    press(at, "Open in Heads")
+    badges = [element.value.replace("\\", "") for element in at.markdown if "-badge[" in element.value]
+    assert [name for name in ("tiny", "elsewhere") if any(name in badge for badge in badges)] == ["tiny"]
+    assert any("elsewhere" in caption.value and "takes effect with Run" in caption.value for caption in at.caption)
+    at.text_area[0].set_value("something else").run()
+    assert "Not run yet" in texts(at)
+
+
+@pytest.mark.usefixtures("shelf")
+def test_an_empty_prompt_leaves_the_results_on_screen(at: AppTest) -> None:
+    at.run()
+    press(at, "Open in Heads")
+    at.text_area[0].set_value("").run()
+    press(at, "Run")
+    assert "no prompt to run" in at.error[0].value
+    assert at.session_state["example"] == "one"
+
+
+@pytest.mark.usefixtures("shelf")
+@pytest.mark.parametrize(("lock", "kept"), [("4.2", (4, 2)), ("5.", None), (".5", None), ("2.3", None), (".4", (None, 4))])
+def test_a_lock_on_tokens_that_are_not_there_is_forgotten(at: AppTest, lock: str, kept: tuple[int | None, int] | None) -> None:
+    at.query_params.update({"example": "one", "lock": lock})
+    at.run()
+    at.switch_page("pages/heads.py").run()
+    assert at.session_state["lock"] == kept
 
 
 def test_answers_are_bounded_and_belong_to_their_key() -> None:
@@ -336,6 +372,21 @@ def test_estimate_grows_with_the_prompt_and_follows_the_measured_rate() -> None:
     assert long.memory >= 2 * 30 * 8192 * (9 + 3 + 3) * 64 * 4
     assert cost(info, 100, rate=1e9).seconds > cost(info, 100, rate=1e10).seconds
     assert str(short).startswith("about ")
+    assert str(cost(info, 5, rate=1e12)).startswith("less than 1 s")
+
+
+def test_only_long_warm_captures_tell_the_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    info = PairInfo(PairSpec("m"), "m", "m", 3, 2, 1, 64, 8192, 1_000_000, "float32", "cpu", (0.0,) * 3, ((),) * 3, {})
+    rates: dict[str, float] = {}
+    monkeypatch.setattr(cache, "_rates", lambda: rates)
+    monkeypatch.setattr(cache, "known_pair", lambda _pair: info)
+    short, long = (make_capture(1, 1, tokens, seed=1) for tokens in (20, 256))
+    request = CaptureView(info.pair, Prompt("x"), "variant")
+    cache._learn_speed(request, short, 5.0)
+    cache._learn_speed(request, long, 0.9)
+    assert not rates
+    cache._learn_speed(request, long, 5.0)
+    assert cost(info, 256, rates["cpu"]).seconds == pytest.approx(5.0)
 
 
 def test_session_state_and_caches_have_one_owner() -> None:

@@ -6,13 +6,21 @@ import streamlit as st
 
 from app.components.text import plain
 from app.gallery import Example
+from app.state import Selection
 
 
-def no_prompt_yet() -> None:
-    """The Heads page before the first run."""
+def no_prompt_yet(choice: Selection) -> None:
+    """The Heads page before the first run; a link to a model that the server does not list leaves its prompt in the box."""
     with st.container(border=True, height=260, vertical_alignment="center"):
         st.markdown("#### No prompt has been run yet")
-        st.markdown("Type a prompt at the left, or take one of the presets, and press **Run** (Ctrl+Enter).")
+        if choice.draft.text:
+            adapter = f" with the adapter {plain(choice.pair.adapter)}" if choice.pair.adapter else ""
+            st.markdown(
+                "The prompt is in the box at the left. "
+                f"Press **Run** (Ctrl+Enter): it loads the model {plain(choice.pair.base)}{adapter} and computes the heads."
+            )
+        else:
+            st.markdown("Type a prompt at the left, or take one of the presets, and press **Run** (Ctrl+Enter).")
         st.markdown("Or open an example on the Home page: it needs no model.")
 
 

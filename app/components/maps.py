@@ -44,14 +44,14 @@ def maps_panel(source: Source, base: Capture, choice: Selection, menu: DeltaGene
         key=state.MAP_KEY,
         title=_title(left, len(tokens)),
         lock=event.lock,
-        strips=_strips(source, choice, event.strip_window(len(tokens)) if pool else None),
+        strips=_strips(source, choice, event.strip_window(len(tokens)) if window or pool else None),
         on_change=_remember,
     )
     return left, right
 
 
 def _strips(source: Source, choice: Selection, window: tuple[int, int, int, int] | None) -> list[Any]:
-    """Exact row or column of the locked token, where the map itself shows tiles."""
+    """Exact row or column of the locked token, where the map itself shows tiles or a part."""
     if window is None:
         return []
     outcome = source.maps(choice.layer, choice.head, window)

@@ -12,7 +12,7 @@ from app.state import Selection, Widget
 from dexviz.figures.numbers import three
 from dexviz.probes.heads import statistic
 from dexviz.records import SCORES, STATISTICS
-from dexviz.requests import ModelInfo, PairInfo, TokenizePrompt
+from dexviz.requests import ModelInfo, PairInfo, PairSpec, TokenizePrompt
 
 CHARACTERS_PER_TOKEN = 4
 SCORE_HELP = (
@@ -24,42 +24,48 @@ SCORE_HELP = (
 def sidebar() -> None:
     """Draw it; every choice goes into the state."""
     choice = state.current()
-    info = cache.known_pair(choice.pair)
     with st.sidebar:
-        _pair(choice, info)
-        _prompt(choice, info)
+        _pair(choice)
+        _prompt(choice, _counted_by(choice))
         _view(choice)
 
 
-def _pair(choice: Selection, info: PairInfo | None) -> None:
+def _pair(choice: Selection) -> None:
+    """The pair on screen, and the one that Run would take where that is another."""
     known = cache.models()
     titles = {model.name: model.title for model in known if model.kind == "model"}
+    shown = cache.on_screen(choice)
+    pair = choice.pair if shown is None else shown.pair
+    info, stored = cache.known_pair(pair), shown is not None and choice.example is not None
     with st.container(gap="xxsmall"):
-        st.badge(plain(f"Base: {titles.get(choice.pair.base, choice.pair.base)}"), color="blue")
-        st.caption(_base_text(info))
-        st.badge(plain(f"Variant: {_variant_name(choice)}"), color="orange")
-        st.caption(_variant_text(choice, info))
+        st.badge(plain(f"Base: {titles.get(pair.base, pair.base)}"), color="blue")
+        st.caption(_base_text(info, stored))
+        st.badge(plain(f"Variant: {_variant_name(pair)}"), color="orange")
+        st.caption(_variant_text(pair, info, stored))
+        if pair != choice.pair:
+            chosen = f"{titles.get(choice.pair.base, choice.pair.base)}; variant: {_variant_name(choice.pair)}"
+            st.caption(f"Chosen: {plain(chosen)}. It takes effect with Run.")
     with st.popover("Change model", width="stretch"):
         _model_choice(choice, known, titles)
 
 
-def _base_text(info: PairInfo | None) -> str:
+def _base_text(info: PairInfo | None, stored: bool) -> str:
     if info is None:
-        return "Not loaded yet; the first Run loads it."
+        return "Of the example on screen; no model is loaded for it." if stored else "Not loaded yet; the first Run loads it."
     return plain(
         f"{info.layers} layers × {info.heads} heads, {info.parameters / 1e6:,.0f} M parameters, {info.dtype}, {info.device}"
     )
 
 
-def _variant_name(choice: Selection) -> str:
-    return "the base itself" if choice.pair.adapter is None else f"DEX, {choice.pair.adapter}"
+def _variant_name(pair: PairSpec) -> str:
+    return "the base itself" if pair.adapter is None else f"DEX, {pair.adapter}"
 
 
-def _variant_text(choice: Selection, info: PairInfo | None) -> str:
-    if choice.pair.adapter is None:
+def _variant_text(pair: PairSpec, info: PairInfo | None, stored: bool) -> str:
+    if pair.adapter is None:
         return "Choose an adapter to compare."
     if info is None:
-        return "Not loaded yet."
+        return "Of the example on screen." if stored else "Not loaded yet."
     lam = [value for value, heads in zip(info.lam, info.selected, strict=True) if heads]
     ends = dict.fromkeys((three(min(lam)), three(max(lam)))) if lam else {}
     return f"λ {' to '.join(ends)}; adapts {sum(map(len, info.selected))} of {info.layers * info.heads} heads"
@@ -104,22 +110,59 @@ def _prompt(choice: Selection, info: PairInfo | None) -> None:
         "Chat template", key=Widget.CHAT, persist_state="session", help="Put the model's chat template around the prompt."
     )
     st.button("Run", type="primary", width="stretch", shortcut="Ctrl+Enter", on_click=_run, key="run")
-    st.caption(_size_text(choice, info))
+    trouble = _trouble(choice, info)
+    if trouble is not None and choice.refused == choice.draft:
+        st.error(plain(trouble))
+    else:
+        st.caption(_size_text(choice, info))
 
 
 def _run() -> None:
+    """Run the draft; one that cannot be run leaves alone what is on screen."""
+    choice = state.current()
+    info = _counted_by(choice)
+    if info is not None:
+        state.failures().pop(cache.key_of(TokenizePrompt(info.pair, choice.draft)), None)
+    if _trouble(choice, info, patience=2.0) is not None:
+        state.refuse_draft()
+        return
     cache.cancel_all()
     state.run_prompt()
 
 
+def _counted_by(choice: Selection) -> PairInfo | None:
+    """The loaded pair whose tokeniser counts the draft: the chosen one, else the one on screen if it has the same base."""
+    info, shown = cache.known_pair(choice.pair), cache.on_screen(choice)
+    if info is None and shown is not None and shown.pair.base == choice.pair.base:
+        return cache.known_pair(shown.pair)
+    return info
+
+
+def _trouble(choice: Selection, info: PairInfo | None, patience: float = cache.PATIENCE) -> str | None:
+    """Why the draft cannot be run, as far as that is known before its model is loaded."""
+    if not choice.draft.text:
+        return "There is no prompt to run. Type one, or take one of the presets."
+    if info is None:
+        return None
+    counted = cache.ask(TokenizePrompt(info.pair, choice.draft), patience=patience)
+    return counted.text if isinstance(counted, Failed) and not counted.cancelled else None
+
+
 def _size_text(choice: Selection, info: PairInfo | None) -> str:
-    """Token count with its limit and the estimated cost; a guess from the length before the model is loaded."""
+    """Token count with its limit and the estimated cost, and whether this prompt is the one on screen."""
     if not choice.draft.text:
         return "No prompt yet."
+    shown = cache.on_screen(choice)
+    note = "" if shown is not None and shown.prompt == choice.draft else "Not run yet · "
+    return note + _count_text(choice, info)
+
+
+def _count_text(choice: Selection, info: PairInfo | None) -> str:
+    """Token count with its limit and the estimated cost; a guess from the length before the model is loaded."""
     if info is None:
         guess = max(1, len(choice.draft.text) // CHARACTERS_PER_TOKEN)
         return f"Roughly {guess:,} {'token' if guess == 1 else 'tokens'}; counted when the model is loaded."
-    counted = cache.ask(TokenizePrompt(choice.pair, choice.draft))
+    counted = cache.ask(TokenizePrompt(info.pair, choice.draft))
     if isinstance(counted, Failed):
         return f":red[{plain(counted.text)}]"
     if isinstance(counted, Pending):

@@ -22,7 +22,10 @@ def stand_in(outcome: Pending | Failed, height: int) -> None:
 
 
 def show_failure(failed: Failed) -> None:
-    """One clear message, exactly as the engine worded it."""
+    """One clear message, exactly as the engine worded it; what the user has stopped is no error."""
+    if failed.cancelled:
+        st.info(plain(failed.text), icon=":material/cancel:")
+        return
     st.error(plain(failed.text), icon=":material/error:")
 
 

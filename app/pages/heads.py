@@ -24,7 +24,7 @@ def page() -> None:
     """Pick the source, then show whatever of it is there."""
     here = source.chosen()
     if here is None:
-        no_prompt_yet()
+        no_prompt_yet(state.current())
     elif isinstance(here, Failed):
         show_failure(here)
     else:
@@ -38,6 +38,7 @@ def page() -> None:
 def show_heads(here: Source, base: Capture, variant: Capture) -> None:
     """Left the grid; right the selected head."""
     state.keep_head_within(base.layers, base.heads)
+    state.keep_lock_within(len(base.tokens))
     choice = state.current()
     stored = isinstance(here, Stored)
     if isinstance(here, Stored):
