@@ -17,7 +17,7 @@ def head_line(base: Capture, variant: Capture, choice: Selection) -> DeltaGenera
     about = statistic(choice.statistic)
     left, right = (float(capture.mean(choice.statistic)[choice.layer, choice.head]) for capture in (base, variant))
     size = (base.layers, base.heads)
-    with st.container(horizontal=True, vertical_alignment="center", wrap=False, gap="small", key="head-line"):
+    with st.container(horizontal=True, vertical_alignment="top", wrap=False, gap="small", key="head-line"):
         with st.container(horizontal=True, vertical_alignment="center", gap="small"):
             _step("Previous head", "previous", "left", (-1, *size))
             with st.container(key="head-name", width="content"):

@@ -152,7 +152,7 @@ def _badges(adapted: np.ndarray, size: float, theme: Theme) -> go.Scatter:
 def _ring(selected: tuple[int, int], size: float, theme: Theme) -> go.Scatter:
     layer, head = selected
     marker = {"symbol": "square-open", "size": size + 3, "color": INK[theme], "line": {"width": 2.5, "color": INK[theme]}}
-    return go.Scatter(name="selected", mode="markers", x=[head], y=[layer], marker=marker, hoverinfo="skip")
+    return go.Scatter(name="selected", mode="markers", x=[head], y=[layer], marker=marker, hoverinfo="skip", cliponaxis=False)
 
 
 def _add_profile(figure: go.Figure, result: ProbeResult, side: str, theme: Theme) -> np.ndarray:
