@@ -181,7 +181,8 @@ def test_folders_and_hub_ids(saved: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize("name", ["nope", "./no/folder", "../x", "a/b/c", "", "n" * 300, "~nosuchuser/x"])
-def test_unknown_models_list_the_known_ones(name: str) -> None:
+def test_unknown_models_list_the_known_ones(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(ModelError, match=rf"a known model \({DEFAULT_MODEL}\), a folder, or a hub id"):
         resolve_model(name)
 
