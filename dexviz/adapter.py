@@ -1,4 +1,4 @@
-"""DEX adapters on disk.
+"""Adapters on disk: DEX, changes of projections beside it ("full"), and the controls.
 
 An adapter is a folder: `adapter_config.json` (versioned), `adapter_model.safetensors` (half precision), and, where training
 wrote it, `training_log.jsonl` and `README.md`. Folders appear whole or not at all: they are written beside and renamed.
@@ -19,6 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from dexviz.catalogue import ADAPTER_CONFIG, ADAPTER_WEIGHTS, adapter_config
+from dexviz.delta_weights import Deltas
 from dexviz.dex import DexAdapter, DexConfig
 from dexviz.errors import AdapterError
 from dexviz.fetching import resolve_adapter
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from dexviz.models import LoadedModel
 
 FORMAT_VERSION = 1
+METHODS = ("dex", "dex-plus", "attention-only", "lora")
+"""What an adapter may be: O − λ O W_D, O + λ O W_D, and changed projections without DEX, dense or of low rank."""
 SAVED_DTYPE = torch.float16
 """Type of the weights on disk."""
 
@@ -36,6 +39,7 @@ def save_adapter(
     folder: str | Path,
     base: LoadedModel,
     *,
+    method: str | None = None,
     details: Mapping[str, Any] | None = None,
     extra: Callable[[Path], None] | None = None,
     dtype: torch.dtype = SAVED_DTYPE,
@@ -44,22 +48,27 @@ def save_adapter(
 
     Args:
         folder: must not exist yet, or hold an adapter that is then replaced.
+        method: out of METHODS; None for what the adapter shows itself to be.
         details: what was trained, how, with which tools; goes into the configuration under "training".
         extra: writes further files into the new folder before it is renamed into place.
         dtype: of the weights on disk.
 
     Raises:
-        AdapterError: the folder holds something else, or the disk is full.
+        AdapterError: the folder holds something else, the disk is full, or the method is none.
     """
+    _check_method(method := method or adapter.method)
     config = {
         "format_version": FORMAT_VERSION,
-        "method": "dex",
+        "method": method,
+        "mode": "adapter" if adapter.deltas is None else "full",
+        "trained": list(adapter.trained),
         "base_model": base.name,
         "base_fingerprint": base.fingerprint,
         "dex": adapter.config.to_json(),
         "step": adapter.annealing.step,
         "parameters": sum(p.numel() for p in adapter.parameters()),
         "lambda": adapter.lambdas(),
+        **({} if adapter.deltas is None else {"deltas": adapter.deltas.to_json()}),
         "training": dict(details or {}),
     }
     weights = {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in adapter.state_dict().items()}
@@ -88,18 +97,21 @@ def load_adapter(name: str, base: LoadedModel, *, force: bool = False) -> DexAda
     """
     folder = resolve_adapter(name, base.name)
     data = adapter_config(folder)
-    if data.get("format_version") != FORMAT_VERSION or data.get("method") != "dex":
+    if data.get("format_version") != FORMAT_VERSION:
         raise AdapterError(
-            f"a DEX adapter of format version {FORMAT_VERSION}",
-            f"method {data.get('method')!r}, version {data.get('format_version')!r} in {folder}",
+            f"an adapter of format version {FORMAT_VERSION}",
+            f"version {data.get('format_version')!r} in {folder}",
             "Use the dexviz version that wrote it, or train it again.",
         )
+    _check_method(data.get("method"), folder)
     config = DexConfig.from_json(data.get("dex") or {})
     step = data.get("step", config.steps)
     if type(step) is not int or step < 0:
         raise AdapterError(f"a `step` ≥ 0 in {folder / ADAPTER_CONFIG}", repr(step), "Copy or train the adapter again.")
     _check_base(config, data, base, folder, force)
-    adapter = DexAdapter(config)
+    adapter = DexAdapter(config, Deltas.from_json(data["deltas"]) if "deltas" in data else None)
+    if adapter.deltas is not None:
+        adapter.deltas.check(base.model)
     try:
         adapter.load_state_dict({key: tensor.float() for key, tensor in load_file(folder / ADAPTER_WEIGHTS).items()})
     except (SafetensorError, OSError, RuntimeError) as error:
@@ -109,6 +121,15 @@ def load_adapter(name: str, base: LoadedModel, *, force: bool = False) -> DexAda
         ) from error
     adapter.set_step(step)
     return adapter.eval().requires_grad_(False)
+
+
+def _check_method(method: Any, folder: Path | None = None) -> None:
+    if method not in METHODS:
+        raise AdapterError(
+            f"a method out of {', '.join(METHODS)}",
+            repr(method) + (f" in {folder}" if folder is not None else ""),
+            "Use the dexviz version that wrote it, or train it again.",
+        )
 
 
 def _check_base(config: DexConfig, data: Mapping[str, Any], base: LoadedModel, folder: Path, force: bool) -> None:

@@ -2,16 +2,13 @@
 
 `register()` puts one function into transformers' AttentionInterface and one into its mask interface, both under the name
 "dexviz". Per call, DEX is applied to the attention output O, and a recorder, if one is active, sees Q, K, V, O and O'.
-Which adapter and which recorder are active travels in a ContextVar: a request changes nothing that others share.
-
-New threads start with an empty context: run a call in another thread through `contextvars.copy_context().run`.
+Which adapter and which recorder are active travels in a ContextVar (`dexviz.context`): a request changes nothing that others
+share.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -20,10 +17,13 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 
-from dexviz.dex import DexAdapter, DexOperator
-from dexviz.errors import CaptureError, ModelError
+from dexviz.context import active, active_adapter, active_recorder, attach, attached, watch
+from dexviz.dex import DexOperator
+from dexviz.errors import ModelError
 from dexviz.kernels.output import BLOCK_ROWS, attention_output
 from dexviz.kernels.softmax import AttentionInputs, MaskSpec, row_blocks, softmax_rows
+
+__all__ = ["NAME", "AttentionCall", "Recorder", "active", "adopt", "attach", "attached", "register", "unsupported"]
 
 NAME = "dexviz"
 
@@ -74,33 +74,6 @@ class _DescribedMask(Tensor):
 Recorder = Callable[[AttentionCall], None]
 
 
-@dataclass(frozen=True)
-class _Pass:
-    adapter: DexAdapter | None
-    recorder: Recorder | None
-
-
-_PASS: ContextVar[_Pass | None] = ContextVar("dexviz_pass", default=None)
-_DEFAULT = "_dexviz_default"
-
-
-@dataclass(frozen=True)
-class _Attached:
-    """Holds an adapter so that nn.Module does not take it for a submodule: it never enters the base's saved state."""
-
-    adapter: DexAdapter
-
-
-@contextmanager
-def active(adapter: DexAdapter | None, recorder: Recorder | None = None) -> Iterator[None]:
-    """Run calls of any model in this context with `adapter` (None: the base) and `recorder`."""
-    token = _PASS.set(_Pass(adapter, recorder))
-    try:
-        yield
-    finally:
-        _PASS.reset(token)
-
-
 def adopt(model: PreTrainedModel) -> None:
     """Route the model's attention through this seam. Idempotent; weights are untouched.
 
@@ -112,24 +85,7 @@ def adopt(model: PreTrainedModel) -> None:
         model.set_attn_implementation(NAME)
     except (ValueError, KeyError) as error:
         raise unsupported(model) from error
-    if not model.__dict__.get("_dexviz_adopted"):
-        model.register_forward_pre_hook(_check_pass, with_kwargs=True)
-        model.register_forward_hook(_tag_cache, with_kwargs=True)
-        model.__dict__["_dexviz_adopted"] = True
-
-
-def attach(model: PreTrainedModel, adapter: DexAdapter | None) -> None:
-    """Make `adapter` what the model runs with outside any request (training, generation); None detaches."""
-    model.__dict__[_DEFAULT] = _Attached(adapter) if adapter is not None else None
-    for module in model.modules():
-        if hasattr(module, "layer_idx"):
-            module.__dict__[_DEFAULT] = model.__dict__[_DEFAULT]
-
-
-def attached(model: nn.Module) -> DexAdapter | None:
-    """The adapter that `attach` set on a model or on one of its attention modules."""
-    holder = model.__dict__.get(_DEFAULT)
-    return holder.adapter if holder is not None else None
+    watch(model)
 
 
 def unsupported(model: PreTrainedModel) -> ModelError:
@@ -146,11 +102,6 @@ def register() -> None:
     """Put the seam into transformers' attention and mask interfaces. Idempotent."""
     AttentionInterface.register(NAME, _attention)
     AttentionMaskInterface.register(NAME, _mask)
-
-
-def _active_adapter(module: nn.Module) -> DexAdapter | None:
-    current = _PASS.get()
-    return attached(module) if current is None else current.adapter
 
 
 def _attention(
@@ -173,13 +124,13 @@ def _attention(
     inputs = AttentionInputs(query, key, value, scale, mask, softcap, s_aux, position_bias)
     o_BHNE = adapted_BHNE = attention_output(inputs, dropout)
     layer = int(cast(int, module.layer_idx))
-    adapter = _active_adapter(module)
+    adapter = active_adapter(module)
     operator = adapter.operator(layer) if adapter is not None else None
     if operator is not None:
         adapted_BHNE = operator(o_BHNE)
-    current = _PASS.get()
-    if current is not None and current.recorder is not None:
-        current.recorder(AttentionCall(module, layer, inputs, o_BHNE, adapted_BHNE, operator))
+    recorder = active_recorder()
+    if recorder is not None:
+        recorder(AttentionCall(module, layer, inputs, o_BHNE, adapted_BHNE, operator))
     return adapted_BHNE.transpose(1, 2).contiguous(), None
 
 
@@ -245,41 +196,3 @@ def _mask(
         return dense
 
     return _DescribedMask.of(MaskSpec(q_length, kv_length, block), batch_size, device)
-
-
-def _check_pass(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Before each forward: a cache belongs to one view, and checkpointing recomputes outside the context of a request."""
-    current = _PASS.get()
-    if current is not None and current.adapter is not attached(model):
-        checkpointing = getattr(model, "is_activation_checkpointing", False) and model.training
-        if checkpointing and torch.is_grad_enabled():
-            raise CaptureError(
-                "gradient checkpointing only in the model's default view",
-                "a forward pass in another view with gradients",
-                "Call model.activation_checkpointing_disable(), or train outside `active(...)`.",
-            )
-    cache = _cache_of(kwargs)
-    owner = getattr(cache, "_dexviz_owner", None)
-    if owner is not None and owner[0] is not _active_adapter(model):
-        raise CaptureError(
-            "a key/value cache that was filled in the same view",
-            "one that another view (base or variant) filled",
-            "Start with a fresh cache, or switch back to the view that filled it.",
-        )
-    _own(cache, model)
-
-
-def _tag_cache(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-    """After each forward: a cache that the model made itself belongs to the view that filled it."""
-    if isinstance(output, dict):
-        _own(_cache_of(output), model)
-
-
-def _own(cache: Any, model: nn.Module) -> None:
-    if cache is not None:
-        cache._dexviz_owner = (_active_adapter(model),)
-
-
-def _cache_of(fields: Mapping[str, Any]) -> Any:
-    """The cache among keyword arguments or output fields; transformers 5 renames it from past_key_values to cache."""
-    return next((fields[name] for name in ("cache", "past_key_values") if name in fields.keys()), None)  # noqa: SIM118 - model outputs warn on `in`

@@ -19,6 +19,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from dexviz.delta_weights import Deltas
 from dexviz.errors import AdapterError
 from dexviz.kernels.dex import dex_output
 
@@ -37,6 +38,8 @@ class DexConfig:
     """λ_init of every layer; None for the depth schedule 0.8 − 0.6 · exp(−0.3 · l)."""
     steps: int = 0
     """Annealing length T in steps; 0 means that λ = λ_learn from the start."""
+    plus: bool = False
+    """True adds λ O W_D instead of subtracting it (method "dex-plus", a control): λ as subtracted is then negative."""
 
     def __post_init__(self) -> None:
         heads = tuple(tuple(sorted({int(h) for h in layer})) for layer in self.heads)
@@ -48,10 +51,10 @@ class DexConfig:
                     f"{list(chosen)} in layer {layer}",
                     "Choose heads that the model has.",
                 )
-        if self.width < 1 or self.steps < 0 or not any(heads):
+        if self.width < 1 or self.steps < 0:
             raise AdapterError(
-                "a positive width, steps ≥ 0 and at least one selected head",
-                f"width {self.width}, steps {self.steps}, {sum(map(len, heads))} heads",
+                "a positive width and steps ≥ 0",
+                f"width {self.width}, steps {self.steps}",
                 "Correct the DEX configuration.",
             )
 
@@ -60,8 +63,8 @@ class DexConfig:
         return 0.8 - 0.6 * math.exp(-0.3 * layer) if self.lambda_init is None else self.lambda_init
 
     def to_json(self) -> dict[str, Any]:
-        """JSON-ready form."""
-        return asdict(self)
+        """JSON-ready form; `plus` only where it is set, so that plain DEX reads as it always did."""
+        return {name: value for name, value in asdict(self).items() if name != "plus" or value}
 
     @classmethod
     def from_json(cls, data: Any) -> DexConfig:
@@ -78,6 +81,8 @@ class DexConfig:
             strength = data.get("lambda_init")
             if strength is not None and not (type(strength) in (int, float) and math.isfinite(strength)):
                 wrong.append(f"lambda_init {strength!r}")
+            if type(data.get("plus", False)) is not bool:
+                wrong.append(f"plus {data['plus']!r}")
             if wrong:
                 raise TypeError(", ".join(wrong[:3]))
             return cls(**{**data, "heads": heads})
@@ -104,7 +109,7 @@ class DexOperator(nn.Module):
     def __init__(self, config: DexConfig, layer: int, annealing: Annealing) -> None:
         super().__init__()
         self.layer, self.annealing = layer, annealing
-        self.lambda_init = config.initial_lambda(layer)
+        self.lambda_init, self.plus = config.initial_lambda(layer), config.plus
         self.w_d = nn.Parameter(torch.empty(config.width, config.width))
         self.lambda_learn = nn.Parameter(torch.zeros(()))
         self.heads: Tensor
@@ -112,11 +117,12 @@ class DexOperator(nn.Module):
         nn.init.kaiming_uniform_(self.w_d, a=math.sqrt(5))
 
     def lam(self) -> Tensor:
-        """λ_l(t), a scalar in float32."""
+        """λ as O' = O − λ O W_D takes it, a scalar in float32: λ_l(t), or −λ_l(t) for "dex-plus"."""
         alpha = self.annealing.alpha
-        if alpha >= 1.0:
-            return self.lambda_learn
-        return (1 - alpha) * alpha * self.lambda_init + alpha * self.lambda_learn
+        lam: Tensor = self.lambda_learn
+        if alpha < 1.0:
+            lam = (1 - alpha) * alpha * self.lambda_init + alpha * lam
+        return -lam if self.plus else lam
 
     def forward(self, o_BHNE: Tensor) -> Tensor:
         """O' from O, [B, H, N, E]."""
@@ -124,21 +130,47 @@ class DexOperator(nn.Module):
 
 
 class DexAdapter(nn.Module):
-    """The DEX operators of all layers of one model. Weights stay in float32 and are cast where they are used."""
+    """What is trained of one model: the DEX operators of its layers, changes of its projections, or both.
 
-    def __init__(self, config: DexConfig) -> None:
+    Weights stay in float32 and are cast where they are used.
+
+    Raises:
+        AdapterError: neither a selected head nor a changed projection.
+    """
+
+    def __init__(self, config: DexConfig, deltas: Deltas | None = None) -> None:
         super().__init__()
         self.config = config
         self.annealing = Annealing(step=0, steps=config.steps)
         layers = [i for i, heads in enumerate(config.heads) if heads]
+        if not layers and deltas is None:
+            raise AdapterError(
+                "at least one selected head, or changed projections", "neither", "Select heads, or train projections."
+            )
         self.operators = nn.ModuleDict({str(i): DexOperator(config, i, self.annealing) for i in layers})
+        self.deltas: Deltas | None
+        self.register_module("deltas", deltas)
+
+    @property
+    def method(self) -> str:
+        """ "dex", "dex-plus", "attention-only" (projections alone), or "lora" (the same, all of low rank)."""
+        if len(self.operators):
+            return "dex-plus" if self.config.plus else "dex"
+        assert self.deltas is not None, "an adapter has heads or changed projections"
+        return "lora" if self.deltas.low_rank else "attention-only"
+
+    @property
+    def trained(self) -> tuple[str, ...]:
+        """What the adapter holds: "W_D" and "lambda_learn", and "W_K", "W_V", "W_O" where they are changed."""
+        dex = ("W_D", "lambda_learn") if len(self.operators) else ()
+        return (*dex, *(f"W_{part.upper()}" for part in (self.deltas.parts if self.deltas is not None else ())))
 
     def operator(self, layer: int) -> DexOperator | None:
         """The layer's operator, or None where no head of it is selected."""
         return cast("DexOperator | None", self.operators._modules.get(str(layer)))
 
     def lambdas(self) -> list[float]:
-        """λ_l(t) of every layer; 0 where a layer has no operator."""
+        """λ_l(t) of every layer, negative for "dex-plus"; 0 where a layer has no operator."""
         operators = [self.operator(layer) for layer in range(len(self.config.heads))]
         return [float(op.lam().detach()) if op is not None else 0.0 for op in operators]
 

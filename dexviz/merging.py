@@ -1,7 +1,8 @@
-"""Merging a DEX adapter into a plain checkpoint that any runtime loads.
+"""Merging an adapter into a plain checkpoint that any runtime loads.
 
-Exact where W_O directly follows attention: with row vectors, W_O,h ← (I − λ W_D) W_O,h for selected heads (README, "What is
-computed"). The checkpoint is proven on a probe batch before it is renamed into place.
+Changed projections are summed up, W ← W + ΔW. DEX is exact where W_O directly follows attention: with row vectors, then
+W_O,h ← (I − λ W_D) W_O,h for selected heads (README, "What is computed"). The checkpoint is proven on a probe batch before it
+is renamed into place.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from transformers import PreTrainedModel
 
 from dexviz import projection
 from dexviz.adapter import new_folder
+from dexviz.context import effective_weight
+from dexviz.delta_weights import plain
+from dexviz.dex import DexOperator
 from dexviz.errors import AdapterError
 from dexviz.models import View, load_model
 
@@ -27,18 +31,26 @@ _BEAMS = ("early_stopping", "length_penalty")
 """Settings of text generation that have no effect, and cannot be saved, without do_sample=True or with a single beam."""
 
 
+@torch.no_grad()
 def merged_projections(view: View) -> dict[str, Tensor]:
-    """Parameter name → merged W_O weight, in the base's layout and type, of every layer that DEX adapts.
+    """Parameter name → merged weight, in the base's layout and type: W_O where DEX acts, and every changed projection.
 
     Raises:
-        AdapterError: there is no adapter, or something lies between attention and W_O.
+        AdapterError: there is no adapter, or DEX acts where something lies between attention and W_O.
     """
     adapter, layout = view.adapter, view.layout
     if adapter is None:
-        raise AdapterError("a view with a DEX adapter", f"the {view.name} view without one", "Load the pair with an adapter.")
+        raise AdapterError("a view with an adapter", f"the {view.name} view without one", "Load the pair with an adapter.")
     names = {id(parameter): name for name, parameter in view.model.named_parameters()}
     merged: dict[str, Tensor] = {}
-    for layer, heads in enumerate(adapter.config.heads):
+
+    def place(target: projection.Projection, weight: Tensor) -> None:
+        merged[names[id(target.weight)]] = weight.to(target.weight.dtype).contiguous()
+
+    for name in adapter.deltas.entries if adapter.deltas is not None else ():
+        changed = plain(name, view.model.get_submodule(name))
+        place(changed, effective_weight(adapter, changed, torch.float64))
+    for layer in range(len(adapter.config.heads)):
         operator = adapter.operator(layer)
         if operator is None:
             continue
@@ -49,17 +61,18 @@ def merged_projections(view: View) -> dict[str, Tensor]:
                 f"{view.loaded.name}, where a norm or gate lies in between in layer {layer}",
                 "Use the adapter unmerged.",
             )
-        rows = projection.rows(target).detach().double().clone()
-        keep = (
-            torch.eye(adapter.config.width, dtype=torch.float64, device=rows.device)
-            - operator.lam().double() * operator.w_d.double()
-        )
-        for head in heads:
-            span = slice(head * adapter.config.width, (head + 1) * adapter.config.width)
-            rows[span] = keep @ rows[span]
-        weight = rows.T if isinstance(target, torch.nn.Linear) else rows
-        merged[names[id(target.weight)]] = weight.to(target.weight.dtype).contiguous()
+        place(target, _adapted(operator, target, effective_weight(adapter, target, torch.float64)))
     return merged
+
+
+def _adapted(operator: DexOperator, target: projection.Projection, weight: Tensor) -> Tensor:
+    """(I − λ W_D) W_O,h of selected heads, W_O,h of the others, in the target's layout; `weight` in float64."""
+    rows, width = projection.rows(target, weight).clone(), operator.w_d.shape[0]
+    keep = torch.eye(width, dtype=rows.dtype, device=rows.device) - operator.lam().double() * operator.w_d.double()
+    for head in operator.heads.tolist():
+        span = slice(head * width, (head + 1) * width)
+        rows[span] = keep @ rows[span]
+    return rows.T if isinstance(target, torch.nn.Linear) else rows
 
 
 @torch.no_grad()

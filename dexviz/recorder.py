@@ -149,9 +149,15 @@ class _Recording:
             self._take(joined, o_HNE, o_HNE)
 
     def _take(self, call: AttentionCall, o_HNE: Tensor, adapted_HNE: Tensor) -> None:
-        layout = self.view.layout
+        layout, adapter = self.view.layout, self.view.adapter
         record = LayerRecord(
-            call.layer, call.module, call.inputs, call.operator, layout.projections.get(call.layer), layout.differential
+            call.layer,
+            call.module,
+            call.inputs,
+            call.operator,
+            layout.projections.get(call.layer),
+            layout.differential,
+            adapter.deltas if adapter is not None else None,
         )
         score = score_map(record, self.request.score, self.request.space, o_HNE)
         result = _LayerResult()
@@ -262,7 +268,8 @@ class _Recording:
 
 
 def _adapter_facts(adapter: DexAdapter) -> dict[str, Any]:
-    return {**adapter.config.to_json(), "step": adapter.annealing.step, "fingerprint": fingerprint.of_module(adapter)}
+    facts = {"method": adapter.method, "trained": list(adapter.trained), "step": adapter.annealing.step}
+    return {**adapter.config.to_json(), **facts, "fingerprint": fingerprint.of_module(adapter)}
 
 
 def _check_tokens(view: View, tokens: Tokens) -> None:

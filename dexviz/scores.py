@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from dexviz import diff, projection
+from dexviz.delta_weights import Deltas
 from dexviz.dex import DexOperator, gains
 from dexviz.errors import CaptureError
 from dexviz.kernels.output import attention_output
@@ -33,6 +34,8 @@ class LayerRecord:
     projection: projection.Projection | None
     """Output projection, where it takes O as it is."""
     differential: bool = False
+    deltas: Deltas | None = None
+    """The view's changes of projections, which W_O may be among."""
 
     def output(self) -> Tensor:
         """O, [H, N, E]: recomputed from Q, K and V."""
@@ -102,7 +105,7 @@ def column_gains(record: LayerRecord, space: str) -> tuple[Tensor, Tensor] | Non
 
 
 def _metric(record: LayerRecord, operator: DexOperator) -> Tensor:
-    """W_O,h W_O,hᵀ of the selected heads, [S, E, E]: the inner product of residual space."""
+    """W_O,h W_O,hᵀ of the selected heads, [S, E, E], as the view has W_O: the inner product of residual space."""
     if record.projection is None:
         raise CaptureError(
             "a model whose output projection directly follows attention",
@@ -110,6 +113,7 @@ def _metric(record: LayerRecord, operator: DexOperator) -> Tensor:
             "Use value space for this model.",
         )
     width = record.inputs.v_BGME.shape[-1]
-    w_SED = torch.stack([projection.of_head(record.projection, h, width) for h in operator.heads.tolist()])
-    w_SED = w_SED.to(record.inputs.dtype)
+    weight = record.projection.weight if record.deltas is None else record.deltas.weight(record.projection)
+    w_SED = torch.stack([projection.of_head(record.projection, h, width, weight) for h in operator.heads.tolist()])
+    w_SED = w_SED.detach().to(record.inputs.dtype)
     return w_SED @ w_SED.transpose(-1, -2)

@@ -56,16 +56,16 @@ def check(model: PreTrainedModel) -> Layout:
             much.
     """
     attention.adopt(model)
-    ids = _probe_ids(model)
+    ids = probe_ids(model)
     calls: list[AttentionCall] = []
     inputs: dict[nn.Module, Tensor] = {}
-    with _eval_mode(model), _projection_inputs(model, inputs), attention.active(None, calls.append):
+    with eval_mode(model), _projection_inputs(model, inputs), attention.active(None, calls.append):
         logits = _logits(model, ids)
     if not calls:
         raise attention.unsupported(model)
     first, differential = _by_layer(model, calls)
     checks = _deviations(model, list(first.values()))
-    with _eval_mode(model):
+    with eval_mode(model):
         checks["logits"] = _logit_deviation(model, ids, logits)
     call = next(iter(first.values()))
     return Layout(
@@ -87,7 +87,8 @@ def context_length(model: PreTrainedModel) -> int:
     return int(getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None) or 1 << 20)
 
 
-def _probe_ids(model: PreTrainedModel) -> Tensor:
+def probe_ids(model: PreTrainedModel) -> Tensor:
+    """Token ids of a probe forward, int64 [1, N], always the same."""
     vocabulary = int(model.config.get_text_config().vocab_size)
     shape = (1, min(_PROBE_TOKENS, context_length(model)))
     return torch.randint(0, vocabulary, shape, generator=torch.Generator().manual_seed(0)).to(model.device)
@@ -121,7 +122,8 @@ def _promised_layers(model: PreTrainedModel) -> set[int]:
 
 
 @contextmanager
-def _eval_mode(model: nn.Module) -> Iterator[None]:
+def eval_mode(model: nn.Module) -> Iterator[None]:
+    """Without dropout; the mode comes back."""
     training = model.training
     model.eval()
     try:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from dexviz import attention
+from dexviz import context
 from dexviz.dex import DexAdapter, DexConfig, gains, top_heads
 from dexviz.errors import AdapterError, CaptureError
 from dexviz.kernels.dex import dex_output
@@ -151,7 +151,7 @@ def test_a_thread_starts_in_the_default_view_and_a_copied_context_keeps_the_view
     assert torch.equal(results["copied"], results["base"])
     assert torch.equal(results["fresh"], results["variant"])
     assert not torch.equal(results["base"], results["variant"])
-    assert attention._PASS.get() is None
+    assert context._PASS.get() is None
 
 
 @pytest.mark.parametrize("lam", [0.0, 0.3, 2.5])
@@ -182,7 +182,6 @@ def test_top_heads_takes_the_highest_and_breaks_ties_downwards() -> None:
     [
         ({"heads": ((0, 4),)}, "heads within 0..3"),
         ({"heads": ((-1,),)}, "heads within 0..3"),
-        ({"heads": ((),)}, "at least one selected head"),
         ({"heads": ((0,),), "width": 0}, "positive width"),
         ({"heads": ((0,),), "steps": -1}, "steps ≥ 0"),
     ],
@@ -190,6 +189,11 @@ def test_top_heads_takes_the_highest_and_breaks_ties_downwards() -> None:
 def test_impossible_configurations_are_refused(fields: dict, message: str) -> None:
     with pytest.raises(AdapterError, match=message):
         DexConfig(**{"width": 4, "query_heads": 4, **fields})
+
+
+def test_an_adapter_of_nothing_is_refused() -> None:
+    with pytest.raises(AdapterError, match="at least one selected head"):
+        DexAdapter(DexConfig(heads=((), ()), width=4, query_heads=4))
 
 
 @pytest.mark.parametrize(
@@ -206,6 +210,7 @@ def test_impossible_configurations_are_refused(fields: dict, message: str) -> No
         ({"lambda_init": "0.8"}, "lambda_init '0.8'"),
         ({"lambda_init": float("nan")}, "lambda_init nan"),
         ({"lambda_init": 10**400}, "too large"),
+        ({"plus": 1}, "plus 1"),
         ({"surprise": 1}, "surprise"),
     ],
     ids=str,

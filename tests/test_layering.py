@@ -14,13 +14,24 @@ ROOT = Path(__file__).resolve().parent.parent
 MAX_LINES = 400
 
 LAYERS = (
-    {"__version__", "errors", "records", "requests"},
+    {"__version__", "bootstrap", "errors", "records", "requests"},
     {"kernels"},
-    {"dex", "diff"},
-    {"attention"},
-    {"adapter", "catalogue", "corpora", "fetching", "fingerprint", "merging", "models", "projection", "selfcheck", "tokens"},
+    {"delta_weights", "dex", "diff", "projection"},
+    {"attention", "context"},
+    {"adapter", "catalogue", "corpora", "deltas", "fetching", "fingerprint", "merging", "models", "selfcheck", "tokens"},
     {"headmaps", "recorder", "scores", "snapshot", "snapshot_layout"},
-    {"heldout", "modelcard", "probes", "train_config", "trainer", "training"},
+    {
+        "head_plan",
+        "head_scores",
+        "head_selection",
+        "heldout",
+        "modelcard",
+        "plan_file",
+        "probes",
+        "train_config",
+        "trainer",
+        "training",
+    },
     {"engine", "serving", "tasks"},
     {"__main__", "cli", "commands"},
 )
