@@ -56,7 +56,7 @@ def save_adapter(
     Raises:
         AdapterError: the folder holds something else, the disk is full, or the method is none.
     """
-    _check_method(method := method or adapter.method)
+    _check_method(method := method or adapter.method, adapter)
     config = {
         "format_version": FORMAT_VERSION,
         "method": method,
@@ -97,21 +97,19 @@ def load_adapter(name: str, base: LoadedModel, *, force: bool = False) -> DexAda
     """
     folder = resolve_adapter(name, base.name)
     data = adapter_config(folder)
-    if data.get("format_version") != FORMAT_VERSION:
+    if data.get("format_version") != FORMAT_VERSION or data.get("method") not in METHODS:
         raise AdapterError(
-            f"an adapter of format version {FORMAT_VERSION}",
-            f"version {data.get('format_version')!r} in {folder}",
+            f"an adapter of format version {FORMAT_VERSION} and a method out of {', '.join(METHODS)}",
+            f"method {data.get('method')!r}, version {data.get('format_version')!r} in {folder}",
             "Use the dexviz version that wrote it, or train it again.",
         )
-    _check_method(data.get("method"), folder)
     config = DexConfig.from_json(data.get("dex") or {})
     step = data.get("step", config.steps)
     if type(step) is not int or step < 0:
         raise AdapterError(f"a `step` ≥ 0 in {folder / ADAPTER_CONFIG}", repr(step), "Copy or train the adapter again.")
     _check_base(config, data, base, folder, force)
-    adapter = DexAdapter(config, Deltas.from_json(data["deltas"]) if "deltas" in data else None)
-    if adapter.deltas is not None:
-        adapter.deltas.check(base.model)
+    adapter = DexAdapter(config, Deltas.from_json(data["deltas"], base.model) if "deltas" in data else None)
+    _check_method(data.get("method"), adapter, f" in {folder}")
     try:
         adapter.load_state_dict({key: tensor.float() for key, tensor in load_file(folder / ADAPTER_WEIGHTS).items()})
     except (SafetensorError, OSError, RuntimeError) as error:
@@ -123,11 +121,13 @@ def load_adapter(name: str, base: LoadedModel, *, force: bool = False) -> DexAda
     return adapter.eval().requires_grad_(False)
 
 
-def _check_method(method: Any, folder: Path | None = None) -> None:
-    if method not in METHODS:
+def _check_method(method: Any, adapter: DexAdapter, where: str = "") -> None:
+    """LoRA may be stored dense, and low-rank changes be called attention-only; nothing else goes by another name."""
+    fitting = ("attention-only", "lora") if not len(adapter.operators) else (adapter.method,)
+    if method not in fitting:
         raise AdapterError(
-            f"a method out of {', '.join(METHODS)}",
-            repr(method) + (f" in {folder}" if folder is not None else ""),
+            f"the method {' or '.join(fitting)}, which fits what was trained",
+            f"{method!r}{where}",
             "Use the dexviz version that wrote it, or train it again.",
         )
 

@@ -186,33 +186,24 @@ class Deltas(nn.Module):
         Raises:
             AdapterError: a projection is missing, has another shape, or is no plain Linear or Conv1D.
         """
-        for name, entry in self.entries.items():
-            try:
-                module = model.get_submodule(name)
-            except AttributeError as error:
-                raise AdapterError(f"a projection {name} in the model", "none", "Load the adapter's own base model.") from error
-            if projection.features(plain(name, module)) != entry.features:
-                own = projection.features(plain(name, module))
-                raise AdapterError(
-                    f"{entry.features[0]} × {entry.features[1]} features in {name}",
-                    f"{own[0]} × {own[1]}",
-                    "Load the adapter's own base model.",
-                )
+        check_entries(self.entries.values(), model)
 
     def to_json(self) -> list[dict[str, Any]]:
         """JSON-ready form of the entries, without weights."""
         return [asdict(entry) for entry in self.entries.values()]
 
     @classmethod
-    def from_json(cls, data: Any) -> Deltas:
-        """Inverse of `to_json`, with ΔW = 0.
+    def from_json(cls, data: Any, model: nn.Module) -> Deltas:
+        """Inverse of `to_json`, with ΔW = 0, for the model that the entries are of.
 
         Raises:
-            AdapterError: an entry is damaged.
+            AdapterError: an entry is damaged, or does not fit the model.
         """
         if not isinstance(data, list) or not data:
             raise AdapterError("a list of changed projections", repr(data)[:100], "Use an adapter that dexviz wrote.")
-        return cls(DeltaEntry.from_json(entry) for entry in data)
+        entries = [DeltaEntry.from_json(entry) for entry in data]
+        check_entries(entries, model)
+        return cls(entries)
 
     def _place(self, entry: DeltaEntry, **values: Tensor) -> None:
         """Set an entry and its parameters, `values` or what they start with."""
@@ -249,6 +240,24 @@ class Deltas(nn.Module):
                 "Include the other parts in the adapter.",
             )
         return rows[index]
+
+
+def check_entries(entries: Iterable[DeltaEntry], model: nn.Module) -> None:
+    """Prove that every entry fits a projection of the model.
+
+    Raises:
+        AdapterError: a projection is missing, has another shape, or is no plain Linear or Conv1D.
+    """
+    todo = "Load the adapter's own base model."
+    for entry in entries:
+        try:
+            module = model.get_submodule(entry.module)
+        except AttributeError as error:
+            raise AdapterError(f"a projection {entry.module} in the model", "none", todo) from error
+        own = projection.features(plain(entry.module, module))
+        if own != entry.features:
+            wanted = f"{entry.features[0]} × {entry.features[1]} features in {entry.module}"
+            raise AdapterError(wanted, f"{own[0]} × {own[1]}", todo)
 
 
 def plain(name: str, module: nn.Module) -> projection.Projection:

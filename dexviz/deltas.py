@@ -68,10 +68,6 @@ def find(model: PreTrainedModel, layout: Layout, parts: Sequence[str] = ("k", "v
     for layer, found in _probed(model, layout).items():
         for module, chosen in _together(layer, found, parts).items():
             name = names[id(module)]
-            if name in entries:
-                raise AdapterError(
-                    "projections that belong to one layer each", f"{name}, in layers {entries[name].layer} and {layer}", _TODO
-                )
             target = plain(name, module)
             own = tuple(part for part in PARTS if part in parts and module in found.parts[part])
             rows = torch.ones(projection.features(target)[0], dtype=torch.bool) if chosen is None else chosen
@@ -127,12 +123,13 @@ def _cut(layout: Layout, layers: Mapping[int, _Layer]) -> Iterator[None]:
 
         return hook
 
-    handles = [
-        module.register_forward_hook(leaf(layers[index]))
-        for index, owner in layout.modules.items()
-        for module in owner.modules()
-        if projection.is_projection(module)
-    ]
+    owners: dict[nn.Module, int] = {}
+    for index, owner in layout.modules.items():
+        for module in owner.modules():
+            if projection.is_projection(module) and owners.setdefault(module, index) != index:
+                got = f"a {type(module).__name__} that layers {owners[module]} and {index} share"
+                raise AdapterError("projections that belong to one layer each", got, _TODO)
+    handles = [module.register_forward_hook(leaf(layers[index])) for module, index in owners.items()]
     try:
         yield
     finally:

@@ -148,8 +148,7 @@ class DexAdapter(nn.Module):
                 "at least one selected head, or changed projections", "neither", "Select heads, or train projections."
             )
         self.operators = nn.ModuleDict({str(i): DexOperator(config, i, self.annealing) for i in layers})
-        self.deltas: Deltas | None
-        self.register_module("deltas", deltas)
+        self.deltas = deltas
 
     @property
     def method(self) -> str:
