@@ -41,6 +41,10 @@ class TrainingError(DexvizError):
     """A corpus or a training run that cannot go on."""
 
 
+class EvaluationError(DexvizError):
+    """An evaluation whose settings or measurements make no sense."""
+
+
 class BudgetError(DexvizError):
     """A request that does not fit into memory; the text carries the numbers."""
 

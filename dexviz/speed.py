@@ -1,0 +1,128 @@
+"""How fast the base, the unmerged variant and the merged variant read a prompt, measured in turns on the same tokens.
+
+Rounds are paired: each times every model once, in an order that turns from round to round, and ratios are medians over rounds.
+The merged variant is the base's own model called with merged output projections: nothing is written or copied.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.func import functional_call
+
+from dexviz.errors import AdapterError
+from dexviz.merging import merged_projections
+from dexviz.models import ModelPair
+
+TOKENS = 512
+ROUNDS = 7
+_WARM_UP = 2
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One model's forward pass over all rounds."""
+
+    median: float
+    """Seconds."""
+    fastest: float
+    """Seconds."""
+    ratio: float
+    """Median over rounds of its time divided by the base's in the same round."""
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Forward passes without a cache on one prompt; None where there is nothing to measure."""
+
+    tokens: int
+    rounds: int
+    threads: int
+    base: Timing
+    variant: Timing | None
+    merged: Timing | None
+    reason: str | None
+    """Why there is no merged model to measure."""
+
+
+@torch.inference_mode()
+def measure_speed(
+    pair: ModelPair,
+    *,
+    tokens: int = TOKENS,
+    rounds: int = ROUNDS,
+    seed: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+) -> Speed:
+    """Time base, variant and merged variant on `tokens` random ids, or as many as the contexts hold."""
+    tokens = min(tokens, pair.base.loaded.max_tokens, pair.variant.loaded.max_tokens)
+    vocabulary = int(pair.base.model.config.get_text_config().vocab_size)
+    ids = torch.randint(0, vocabulary, (1, tokens), generator=torch.Generator().manual_seed(seed))
+    calls, reason = _calls(pair, ids)
+    names = list(calls)
+    seconds = np.zeros((rounds, len(names)))
+    for turn in range(-_WARM_UP, rounds):
+        for i in np.roll(np.arange(len(names)), turn):
+            elapsed = _timed(calls[names[i]], pair.base.model.device)
+            if turn >= 0:
+                seconds[turn, i] = elapsed
+        if progress is not None:
+            progress(turn + _WARM_UP + 1, rounds + _WARM_UP)
+    timings = {
+        name: Timing(
+            float(np.median(seconds[:, i])), float(seconds[:, i].min()), float(np.median(seconds[:, i] / seconds[:, 0]))
+        )
+        for i, name in enumerate(names)
+    }
+    threads = torch.get_num_threads()
+    return Speed(tokens, rounds, threads, timings["base"], timings.get("variant"), timings.get("merged"), reason)
+
+
+def _calls(pair: ModelPair, ids: torch.Tensor) -> tuple[dict[str, Callable[[], Any]], str | None]:
+    """What to time, the base first, and why the merged model is missing if it is."""
+
+    def forward(view: Any) -> Callable[[], Any]:
+        own = ids.to(view.model.device)
+
+        def call() -> Any:
+            with view.active():
+                return view.model(own, use_cache=False).logits
+
+        return call
+
+    calls = {"base": forward(pair.base)}
+    if pair.variant.adapter is None:
+        if pair.variant.loaded is pair.base.loaded:
+            return calls, "There is no variant."
+        return {**calls, "variant": forward(pair.variant)}, "The variant is a model of its own; there is nothing to merge."
+    calls["variant"] = forward(pair.variant)
+    try:
+        weights = merged_projections(pair.variant)
+    except AdapterError as error:
+        return calls, str(error)
+    own = ids.to(pair.base.model.device)
+
+    def merged() -> Any:
+        with pair.base.active():
+            return functional_call(pair.base.model, weights, (own,), {"use_cache": False}).logits
+
+    return {**calls, "merged": merged}, None
+
+
+def _timed(call: Callable[[], Any], device: torch.device) -> float:
+    """Seconds of a call, with the work that it left to the device."""
+    _wait(device)
+    start = time.perf_counter()
+    call()
+    _wait(device)
+    return time.perf_counter() - start
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
