@@ -15,11 +15,13 @@ if TYPE_CHECKING:
         Cancelled as Cancelled,
         CaptureError as CaptureError,
         DexvizError as DexvizError,
+        EvaluationError as EvaluationError,
         ModelError as ModelError,
         PromptError as PromptError,
         SnapshotError as SnapshotError,
         TrainingError as TrainingError,
     )
+    from dexviz.evaluation import EvalConfig as EvalConfig, Evaluation as Evaluation, evaluate as evaluate
     from dexviz.fetching import fetch as fetch
     from dexviz.merging import merge as merge
     from dexviz.models import ModelPair as ModelPair, View as View, load_pair as load_pair
@@ -43,11 +45,13 @@ _HOME = {
         "Cancelled",
         "CaptureError",
         "DexvizError",
+        "EvaluationError",
         "ModelError",
         "PromptError",
         "SnapshotError",
         "TrainingError",
     ),
+    "evaluation": ("EvalConfig", "Evaluation", "evaluate"),
     "fetching": ("fetch",),
     "merging": ("merge",),
     "models": ("ModelPair", "View", "load_pair"),

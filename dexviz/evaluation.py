@@ -18,8 +18,7 @@ import numpy as np
 import torch
 import transformers
 
-import dexviz
-from dexviz import fingerprint
+from dexviz import __version__, fingerprint
 from dexviz.bootstrap import Bootstrap, Comparison, Interval
 from dexviz.errors import EvaluationError
 from dexviz.heldout import BLOCK, MAX_BLOCK, Pieces, held_out_pieces, measure
@@ -254,7 +253,7 @@ def _provenance(pair: ModelPair) -> dict[str, Any]:
         "variant_dtype": None if variant is None else str(variant.model.dtype).removeprefix("torch."),
         "device": str(pair.base.model.device),
         "versions": {
-            "dexviz": dexviz.__version__,
+            "dexviz": __version__,
             "python": platform.python_version(),
             "torch": str(torch.__version__),
             "transformers": transformers.__version__,
