@@ -33,7 +33,7 @@ fetch: setup
 	@$(PY) -m dexviz fetch $(MODEL)
 
 test: setup-dev fetch browser
-	$(PY) -m pytest $(PYTEST_FLAGS)
+	$(PY) -m pytest -raR $(PYTEST_FLAGS)
 
 # Browser tests drive the system's Chromium; a machine without one gets it from its package manager.
 browser:

@@ -1,6 +1,7 @@
-"""Fail where a browser test did not run: python .ci/check_report.py REPORT IDS
+"""Fail where a browser test did not pass: python .ci/check_report.py REPORT IDS
 
 REPORT is pytest's JUnit XML; IDS holds the ids of the browser tests, one a line, as `pytest --collect-only -q` prints them.
+A test that was run again stands in the report once for each try; only the last one tells whether it failed.
 """
 
 from __future__ import annotations
@@ -15,16 +16,22 @@ def main(report: str, ids: str) -> str | None:
     suite = ElementTree.parse(report).getroot().find("testsuite")
     if suite is None:
         return f"{report} holds no test suite"
-    passed = [case for case in suite.iter("testcase") if not {child.tag for child in case} & {"skipped", "failure", "error"}]
-    ran = {f"{case.get('classname')}.{case.get('name')}" for case in passed}
+    tries = [(f"{case.get('classname')}.{case.get('name')}", _passed(case)) for case in suite.iter("testcase")]
+    last = dict(tries)
     wanted = [line for line in Path(ids).read_text(encoding="utf-8").splitlines() if "::" in line]
-    missing = [line for line in wanted if _dotted(line) not in ran]
+    missing = [line for line in wanted if not last.get(_dotted(line))]
     totals = ", ".join(f"{suite.get(key)} {key}" for key in ("tests", "failures", "errors", "skipped"))
+    again = len(tries) - len(last)
     seconds = float(suite.get("time", "0"))
-    sys.stdout.write(f"{totals}; {len(wanted) - len(missing)} of {len(wanted)} in the browser; {seconds:.0f} s\n")
+    browser = f"{len(wanted) - len(missing)} of {len(wanted)} in the browser"
+    sys.stdout.write(f"{totals}; {browser}; {again} run again; {seconds:.0f} s\n")
     if not wanted:
         return "there is no browser test"
     return f"browser tests that did not pass: {', '.join(missing)}" if missing else None
+
+
+def _passed(case: ElementTree.Element) -> bool:
+    return not {child.tag for child in case} & {"skipped", "failure", "error"}
 
 
 def _dotted(node_id: str) -> str:

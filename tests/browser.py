@@ -7,6 +7,7 @@ with streamlit_server("tests/apps/attention_map.py") as url, chromium() as brows
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -19,7 +20,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 
 ROOT = Path(__file__).resolve().parents[1]
 CHROMIUM_ARGS = [
@@ -32,6 +33,22 @@ CHROMIUM_ARGS = [
     "--disable-sync",
 ]
 APP_READY = '[data-testid="stApp"][data-test-script-state="notRunning"]'
+PATIENCE = 60.0
+"""Seconds for anything that no model is needed for: a busy machine takes many times what a quiet one does."""
+STILL_FRAMES = 3
+STILL = """async (shown, [ready, frames]) => {
+    const look = () => {
+        const { x, y, width, height } = shown.getBoundingClientRect();
+        return shown.isConnected && width && height && document.querySelector(ready) ? [x, y, width, height] : null;
+    };
+    const box = look();
+    for (let frame = 0; box && frame < frames; frame++) {
+        await new Promise(requestAnimationFrame);
+        if (look()?.join() !== box.join()) return null;
+    }
+    return box;
+}"""
+expect.set_options(timeout=PATIENCE * 1000)
 
 
 def chromium_path() -> str:
@@ -65,7 +82,7 @@ def free_port() -> int:
 
 @contextmanager
 def streamlit_server(
-    script: str | Path, *, env: Mapping[str, str] | None = None, options: tuple[str, ...] = (), timeout: float = 60
+    script: str | Path, *, env: Mapping[str, str] | None = None, options: tuple[str, ...] = (), timeout: float = 2 * PATIENCE
 ) -> Iterator[str]:
     """Serve a Streamlit script (path relative to the repository) on a free port; yields its URL, stops the process by pid."""
     port = free_port()
@@ -115,6 +132,7 @@ def open_page(browser: Browser, url: str, **context: object) -> Iterator[Page]:
     session = browser.new_context(**settings)
     try:
         page = session.new_page()
+        page.set_default_timeout(PATIENCE * 1000)
         errors: list[str] = []
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.goto(url)
@@ -125,6 +143,33 @@ def open_page(browser: Browser, url: str, **context: object) -> Iterator[Page]:
         session.close()
 
 
-def await_idle(page: Page, timeout: float = 60) -> None:
-    """Wait until the app's script is not running."""
+def await_idle(page: Page, timeout: float = PATIENCE) -> None:
+    """Wait until the app's script is not running.
+
+    After an action it is idle until the server has heard of it, so first expect something on the page that the rerun brings.
+    """
     page.wait_for_selector(APP_READY, timeout=timeout * 1000)
+
+
+def await_still(shown: Locator, timeout: float = PATIENCE) -> tuple[float, float, float, float]:
+    """Wait until the app is idle while the element that `shown` finds stays the same and keeps its place over some frames.
+
+    Returns its left, top, width and height.
+
+    Raises:
+        AssertionError: it was replaced, moved or missing until the end.
+    """
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        await_idle(shown.page, timeout)
+        if box := shown.evaluate(STILL, [APP_READY, STILL_FRAMES]):
+            left, top, width, height = box
+            return left, top, width, height
+    raise AssertionError(f"{shown} was not at rest on an idle page within {timeout:.0f} s")
+
+
+def expect_tooltip(page: Page, *tokens: int | str) -> None:
+    """Wait until the map's tooltip tells of these tokens, or spans of tokens, rather than of where the pointer was before."""
+    expect(page.locator(".tooltip")).to_be_visible()
+    named = page.locator(".tooltip-row[data-kind=token] .tooltip-value")
+    expect(named).to_have_text([re.compile(rf"^{token} ") for token in tokens])

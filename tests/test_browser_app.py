@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from dexviz.catalogue import DEFAULT_MODEL, model_folder
 from dexviz.models import load_model
 from tests.adapters import random_adapter
-from tests.browser import await_idle, chromium, open_page, streamlit_server
+from tests.browser import await_idle, await_still, chromium, expect_tooltip, open_page, streamlit_server
 
 pytestmark = [pytest.mark.browser, pytest.mark.model]
 Opener = Callable[..., AbstractContextManager[Page]]
@@ -28,7 +28,6 @@ DOOR = "The code of the blue door is 7412. Question: what is the code of the blu
 LONG = "word " * 3000
 HOSTILE = '<img src=x onerror="window.pwned=1"><script>window.pwned=1</script> :red[a] $x$ \u202e**b** 猫 مرحبا 🙂'
 SLOW = 300_000
-expect.set_options(timeout=30_000)
 
 
 @dataclass(frozen=True)
@@ -94,20 +93,31 @@ def run(page: Page, prompt: str) -> None:
 def choose(page: Page, label: str, option: str) -> None:
     page.get_by_role("combobox", name=label).click()
     page.get_by_role("option", name=option).click()
+
+
+def choose_attention(page: Page) -> None:
+    """Choose the score, and wait for its maps."""
+    choose(page, "Score", "Attention")
+    expect(page.locator(".attention-map")).to_contain_text("Attention scores of", timeout=SLOW)
+    await_idle(page)
+
+
+def expect_grid(page: Page, shown: str) -> None:
+    """Wait for the grid of this statistic and side: another figure is another element, and a click on the old one is lost."""
+    expect(page.get_by_role("figure", name=f"heads, {shown}", exact=False)).to_be_visible()
     await_idle(page)
 
 
 def click_head(page: Page, layer: int, head: int) -> None:
-    """Click a cell of the grid, and wait for the head's name over the maps."""
-    await_idle(page)
-    drag = page.locator(".st-key-heads-grid .nsewdrag").first
-    expect(drag).to_be_visible()
-    plot = drag.bounding_box()
-    assert plot is not None
-    page.mouse.click(plot["x"] + plot["width"] * (head + 0.5) / HEADS, plot["y"] + plot["height"] * (layer + 0.5) / LAYERS)
+    """Point at a cell of the grid, click when the grid has told its name, and wait for that name over the maps."""
+    left, top, width, height = await_still(page.locator(".st-key-heads-grid .nsewdrag").first)
+    page.mouse.move(left + width * (head + 0.5) / HEADS, top + height * (layer + 0.5) / LAYERS)
+    expect(page.locator(".st-key-heads-grid .hovertext")).to_contain_text(f"L{layer}·H{head}")
+    page.mouse.down()
+    page.mouse.up()
     expect(page.locator(".st-key-head-name")).to_have_text(f"L{layer}·H{head}")
     expect(page.locator(".attention-map")).to_contain_text(f"scores of L{layer}·H{head}", timeout=SLOW)
-    await_idle(page)
+    await_still(page.locator("[data-panel=base] canvas"))
 
 
 def hovered(page: Page, query: int, key: int) -> tuple[float, float, float]:
@@ -119,7 +129,7 @@ def hovered(page: Page, query: int, key: int) -> tuple[float, float, float]:
     values = [
         page.locator(f".tooltip-row[data-kind={kind}] .tooltip-value").first for kind in ("base", "variant", "difference")
     ]
-    expect(values[0]).to_be_visible()
+    expect_tooltip(page, query, key)
     base, variant, difference = (float(value.inner_text().replace("−", "-")) for value in values)
     return base, variant, difference
 
@@ -138,8 +148,9 @@ def assert_shows(page: Page, site: Site, prompt: str, layer: int, head: int) -> 
 def test_a_click_on_a_head_shows_what_the_stock_model_computes(site: Site) -> None:
     with site.open() as page:
         run(page, DOOR)
-        choose(page, "Score", "Attention")
+        choose_attention(page)
         choose(page, "Statistic", "Sink mass")
+        expect_grid(page, "Sink mass, variant")
         expect(page.get_by_text("Sink mass by head")).to_be_visible()
         for layer, head in ((12, 3), (0, 8), (29, 0), (12, 3)):
             click_head(page, layer, head)
@@ -151,7 +162,7 @@ def test_a_click_on_a_head_shows_what_the_stock_model_computes(site: Site) -> No
 def test_ctrl_enter_runs_what_is_in_the_box(site: Site) -> None:
     with site.open() as page:
         expect(page.get_by_role("button", name="Run")).to_be_enabled()
-        page.wait_for_timeout(1000)
+        await_still(page.get_by_role("button", name="Run"))
         box(page).fill(CATS)
         page.keyboard.press("Control+Enter")
         expect(page.locator(".attention-map")).to_be_visible(timeout=SLOW)
@@ -168,13 +179,16 @@ def test_prompt_and_selection_stay_when_pages_change(site: Site) -> None:
     with site.open() as page:
         run(page, CATS)
         choose(page, "Statistic", "Local mass")
+        expect_grid(page, "Local mass, variant")
         page.get_by_text("Change", exact=True).click()
+        expect_grid(page, "Local mass, change")
         click_head(page, 7, 5)
         page.locator(".chip[data-token='4']").click()
         expect(page.locator(".attention-map")).to_have_attribute("data-query", "4")
         await_idle(page)
         page.get_by_role("link", name="Home").click()
         expect(page.get_by_text("before and after DEX")).to_be_visible()
+        await_idle(page)
         expect(box(page)).to_have_value(CATS)
         page.get_by_role("link", name="Heads").click()
         expect(page.locator(".st-key-head-name")).to_have_text("L7·H5")
@@ -190,7 +204,7 @@ def test_a_click_after_next_and_a_second_click_on_one_head_both_count(site: Site
         click_head(page, 4, 4)
         page.locator(".st-key-next button").first.click()
         expect(page.locator(".st-key-head-name")).to_have_text("L4·H5")
-        await_idle(page)
+        expect(page.locator(".attention-map")).to_contain_text("scores of L4·H5", timeout=SLOW)
         click_head(page, 4, 4)
         click_head(page, 4, 4)
 
@@ -202,7 +216,7 @@ def test_two_sessions_at_once_see_their_own_prompts(site: Site) -> None:
         for page in (first, second):
             expect(page.locator(".attention-map")).to_be_visible(timeout=SLOW)
             await_idle(page)
-            choose(page, "Score", "Attention")
+            choose_attention(page)
         click_head(first, 3, 1)
         click_head(second, 20, 7)
         assert_shows(first, site, DOOR, 3, 1)
@@ -216,6 +230,7 @@ def test_a_long_prompt_shows_tiles_and_opens_exact_values(site: Site) -> None:
         maps = page.locator(".attention-map")
         expect(maps).to_contain_text("Tiled: each cell is the mean")
         canvas = page.locator("[data-panel=base] canvas")
+        await_still(canvas)
         left, top, width, height = map(float, str(canvas.get_attribute("data-plot")).split(","))
         canvas.click(position={"x": left + 0.3 * width, "y": top + 0.6 * height})
         expect(maps).to_contain_text("Window: queries", timeout=SLOW)
@@ -245,6 +260,7 @@ def test_a_wrong_model_is_one_message(site: Site) -> None:
         page.get_by_role("button", name="Change model").click()
         page.get_by_role("combobox", name="Base model").fill("no-such-model")
         page.keyboard.press("Enter")
+        expect(page.get_by_text("Base: no-such-model")).to_be_visible()
         await_idle(page)
         page.keyboard.press("Escape")
         start(page, CATS)

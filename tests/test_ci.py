@@ -11,6 +11,7 @@ import pytest
 CHECK = Path(__file__).resolve().parent.parent / ".ci" / "check_report.py"
 PASSED = '<testcase classname="tests.test_app" name="test_click[a/b::c]" time="1"/>'
 SKIPPED = PASSED.replace("/>", '><skipped message="no Chromium"/></testcase>')
+FAILED = PASSED.replace("/>", '><failure message="no"/></testcase>')
 ID = "tests/test_app.py::test_click[a/b::c]\n"
 
 
@@ -18,6 +19,8 @@ ID = "tests/test_app.py::test_click[a/b::c]\n"
     ("case", "ids", "complaint"),
     [
         (PASSED, ID, ""),
+        (PASSED + PASSED, ID, ""),
+        (PASSED + FAILED, ID, "browser tests that did not pass: tests/test_app.py::test_click"),
         (SKIPPED, ID, "browser tests that did not pass: tests/test_app.py::test_click"),
         ("", ID, "browser tests that did not pass: tests/test_app.py::test_click"),
         (PASSED, "no tests collected\n", "there is no browser test"),
@@ -32,3 +35,4 @@ def test_browser_tests_must_have_passed(tmp_path: Path, case: str, ids: str, com
     assert done.returncode == bool(complaint)
     assert complaint in done.stderr
     assert "1 tests, 0 failures" in done.stdout
+    assert f"{max(0, case.count('<testcase') - 1)} run again" in done.stdout
