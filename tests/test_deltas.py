@@ -132,6 +132,21 @@ def test_gradients_equal_those_of_the_weight_itself() -> None:
     torch.testing.assert_close(adapter.deltas.dense[path.replace(".", "/")].grad, stock, atol=1e-10, rtol=1e-6)
 
 
+def test_gradient_checkpointing_changes_no_gradient() -> None:
+    norms = []
+    for checkpointed in (False, True):
+        base = loaded("phi3")
+        base.model.requires_grad_(False)
+        adapter = adapter_for(base).requires_grad_(True)
+        make_pair(base, adapter=adapter)
+        if checkpointed:
+            base.model.train()
+            base.model.activation_checkpointing_enable()
+        base.model(families.prompt(19), use_cache=False).logits.square().mean().backward()
+        norms.append([float(parameter.grad.norm()) for parameter in adapter.parameters()])
+    assert norms[0] == pytest.approx(norms[1], rel=1e-5)
+
+
 def test_views_in_two_threads_do_not_disturb_each_other() -> None:
     base = loaded()
     pair = make_pair(base, adapter=adapter_for(base))
