@@ -17,11 +17,14 @@ from typing import Any, NoReturn
 
 from dexviz import __version__, commands
 from dexviz.catalogue import DEFAULT_MODEL
+from dexviz.corpora import SOTU
 from dexviz.engine import share_cores
 from dexviz.errors import Cancelled, DexvizError
 from dexviz.records import SCORES, SPACES, VIEWS
-from dexviz.train_config import TrainConfig
+from dexviz.train_config import METHODS, MODES, PRECISIONS, PRESETS, TrainConfig
 
+_CORPUS = "sotu, text file or folder, .jsonl file, or data set owner/name"
+_COLUMN = "where JSONL lines and data sets keep the text"
 BAD_INPUT = 2
 INTERRUPTED = 130
 
@@ -95,7 +98,9 @@ def build_parser() -> argparse.ArgumentParser:
     fetch.add_argument("model", nargs="?", default=DEFAULT_MODEL, help="its name (default: %(default)s)")
     _command(chosen, "models", commands.models, "list the models and adapters that have a name")
     _capture(_command(chosen, "capture", commands.capture, "measure every head of one view on a prompt"))
-    _train(_command(chosen, "train", commands.train, "train a DEX adapter"))
+    _select_heads(_command(chosen, "select-heads", commands.select_heads, "choose the heads that DEX adapts"))
+    _train(_command(chosen, "train", commands.train, "train a DEX adapter, or a control of one"))
+    _eval(_command(chosen, "eval", commands.evaluate, "measure a variant against its base"))
     _merge(_command(chosen, "merge", commands.merge, "fold a DEX adapter into a plain checkpoint"))
     serve = _command(chosen, "serve", commands.serve, "serve the app")
     serve.add_argument("--port", type=_int, default=8501, help="TCP port (default: %(default)s)")
@@ -162,33 +167,93 @@ def _capture(parser: argparse.ArgumentParser) -> None:
 
 
 def _train(parser: argparse.ArgumentParser) -> None:
-    """Options carry the names and defaults of `TrainConfig`'s fields."""
+    """Options carry the names and defaults of `TrainConfig`'s fields; what is not given stays None, for preset or default."""
     out = "the adapter's folder; an adapter there is replaced"
     parser.add_argument("--out", type=_name, metavar="DIR", required=True, help=out)
-    parser.add_argument(
-        "--model", type=_name, metavar="NAME", default=DEFAULT_MODEL, help="base to adapt (default: %(default)s)"
-    )
+    _base_option(parser)
     _run_options(parser)
+    parser.set_defaults(seed=None)
     group = parser.add_argument_group("training")
+    presets = 'settings by name: "quick" for a laptop\'s CPU, "paper" for a GPU; other options change them'
+    group.add_argument("--preset", choices=tuple(PRESETS), help=presets)
+    goes_on = "go on with the stopped run that would have written --out, with its settings; refuse where others are given"
+    group.add_argument("--resume", action="store_true", help=goes_on)
     default = {field.name: field.default for field in fields(TrainConfig)}
 
-    def add(option: str, kind: Callable[[str], Any], text: str, metavar: str | None = None) -> None:
+    def add(option: str, kind: Callable[[str], Any], text: str, **more: Any) -> None:
         value = default[option[2:].replace("-", "_")]
-        note = text if value is None else f"{text} (default: {value})"
-        group.add_argument(option, type=kind, default=value, metavar=metavar, help=note)
+        group.add_argument(option, type=kind, help=text if value is None else f"{text} (default: {value})", **more)
 
-    add("--data", _name, "sotu, text file or folder, .jsonl file, or data set owner/name")
-    add("--column", _name, "where JSONL lines and data sets keep the text")
+    methods = "; ".join(f"{name}: {what}" for name, what in METHODS.items())
+    add("--method", str, methods, choices=tuple(METHODS))
+    add("--mode", str, "adapter: what the method adds; full: W_K, W_V and W_O too", choices=MODES)
+    add("--data", _name, _CORPUS)
+    add("--column", _name, _COLUMN)
     add("--steps", _int, "optimiser steps")
-    add("--anneal", _int, "annealing length of λ in steps (default: half of --steps)", "T")
+    add("--anneal", _int, "annealing length of λ in steps (default: half of --steps)", metavar="T")
     add("--block", _int, "tokens a training block")
-    add("--batch", _int, "blocks a step")
-    add("--learning-rate", float, "peak learning rate")
-    add("--lambda-init", float, "λ_init of every layer (default: 0.8 − 0.6 · exp(−0.3 · layer))")
-    add("--heads-per-layer", _int, "heads adapted in each layer (default: half of them)", "N")
+    add("--batch", _int, "blocks that a process reads at a time")
+    add("--accumulate", _int, "batches a step, whose gradients are averaged", metavar="N")
+    add("--learning-rate", float, "peak learning rate of W_D and λ or of LoRA (default: the method's own)", metavar="RATE")
+    add("--weight-learning-rate", float, "peak learning rate of W_K, W_V and W_O", metavar="RATE")
+    add("--precision", str, "arithmetic; auto: bf16 where the device has it in hardware", choices=PRECISIONS)
+    add("--lambda-init", float, "λ_init of every layer (default: 0.8 − 0.6 · exp(−0.3 · layer))", metavar="VALUE")
+    add("--heads", _name, "plan of select-heads (default: heads of highest attention entropy)", metavar="PLAN")
+    add("--heads-per-layer", _int, "heads adapted in each layer (default: half of them)", metavar="N")
     add("--calibration-blocks", _int, "blocks on which heads are selected")
-    add("--evaluate-every", _int, "steps between held-out losses, 0: last only")
+    add("--validation-blocks", _int, "blocks of the corpus that are kept to decide when to stop")
+    add("--evaluate-every", _int, "steps between validation and held-out losses; 0: none but that of the result")
+    add("--patience", _int, "stop after so many of them without a lower validation loss, keep the best; 0: never")
     add("--save-every", _int, "steps between checkpoints")
+
+
+def _select_heads(parser: argparse.ArgumentParser) -> None:
+    """Options carry the names of `SelectionConfig`'s fields."""
+    parser.add_argument("--out", type=_name, metavar="FILE", required=True, help="plan to write; a plan there is replaced")
+    _base_option(parser)
+    _run_options(parser)
+    group = parser.add_argument_group("selection")
+    group.add_argument(
+        "--criterion",
+        type=_name,
+        default="entropy",
+        help="entropy (highest), importance (lowest), all, or a list such as L0H1,L3H2 (default: %(default)s)",
+    )
+    group.add_argument("--per-layer", type=_int, metavar="N", help="heads of each layer (default: half of them)")
+    group.add_argument("--data", type=_name, default=SOTU, help=f"{_CORPUS} (default: %(default)s)")
+    group.add_argument("--column", type=_name, default="text", help=_COLUMN)
+    group.add_argument("--block", type=_int, default=256, help="tokens a calibration block (default: %(default)s)")
+    group.add_argument("--blocks", type=_int, default=8, help="calibration blocks (default: %(default)s)")
+    measures = ("entropy", "importance")
+    group.add_argument("--measure", nargs="+", choices=measures, default=measures, help="what the plan reports (default: both)")
+
+
+def _eval(parser: argparse.ArgumentParser) -> None:
+    """Options carry the names of `EvalConfig`'s fields."""
+    _pair_options(parser)
+    group = parser.add_argument_group("held-out text")
+    group.add_argument("--data", type=_name, help=f"{_CORPUS} (default: the whole 2026 address)")
+    group.add_argument("--column", type=_name, default="text", help=_COLUMN)
+    group.add_argument("--split", type=_name, default="train", help="part of a data set (default: %(default)s)")
+    group.add_argument("--documents", type=_int, metavar="N", help="read at most so many documents of --data (default: all)")
+    group.add_argument("--block", type=_int, default=256, help="tokens a block (default: %(default)s)")
+    group = parser.add_argument_group("needle task")
+    each = "needle prompts for each length and depth; 0 leaves the task out (default: %(default)s)"
+    group.add_argument("--needles", type=_int, default=4, metavar="N", help=each)
+    lengths, depths = "tokens of the prompts", "where the needle is hidden, from 0 to 1"
+    group.add_argument("--lengths", type=_int, nargs="+", default=(256, 512, 1024), help=f"{lengths} (default: 256 512 1024)")
+    spread = (0.1, 0.3, 0.5, 0.7, 0.9)
+    group.add_argument("--depths", type=float, nargs="+", default=spread, help=f"{depths} (default: 0.1 0.3 0.5 0.7 0.9)")
+    group = parser.add_argument_group("speed and intervals")
+    group.add_argument("--no-speed", dest="speed", action="store_false", help="do not time forward passes")
+    group.add_argument("--rounds", type=_int, default=7, help="rounds of timing (default: %(default)s)")
+    group.add_argument("--resamples", type=_int, default=2000, help="bootstrap resamples (default: %(default)s)")
+    group.add_argument("--level", type=float, default=0.95, help="coverage of the intervals (default: %(default)s)")
+
+
+def _base_option(parser: argparse.ArgumentParser) -> None:
+    default = "base model (default: %(default)s)"
+    parser.add_argument("--model", type=_name, metavar="NAME", default=DEFAULT_MODEL, help=default)
 
 
 def _merge(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""The model card of a trained adapter: what it is, how it was made, what was measured."""
+"""The model card of what was trained: what it is, how it was made, what was measured."""
 
 from __future__ import annotations
 
@@ -8,24 +8,25 @@ from typing import TYPE_CHECKING
 from dexviz.catalogue import KNOWN_MODELS
 from dexviz.dex import DexConfig
 from dexviz.models import LoadedModel
+from dexviz.train_config import METHODS
 
 if TYPE_CHECKING:
     from dexviz.train_config import TrainConfig
     from dexviz.training import TrainResult
 
+COMPARISON = "<!-- comparison with controls -->"
+"""Where a table of the adapter among its controls belongs, once it has been measured."""
+
 
 def model_card(result: TrainResult, dex: DexConfig, loaded: LoadedModel, config: TrainConfig) -> str:
     """Markdown text of the card."""
-    low, high = min(result.lambdas), max(result.lambdas)
-    seen = config.steps * config.batch * config.block
-    heads = [len(layer) for layer in dex.heads]
     perplexity = f"{_perplexity(result.base.mean)} → {_perplexity(result.variant.mean)}"
     dtype = str(loaded.model.dtype).removeprefix("torch.")
-    return f"""# DEX adapter for {loaded.name}
+    settings = "\n".join(f"| {name} | {value} |" for name, value in _settings(result, dex, config).items())
+    return f"""# {_title(config)} for {loaded.name}
 
-A differential extension (DEX, arXiv 2505.16333) of `{loaded.name}`: O' = O − λ · O W_D on {sum(heads)} of
-{len(heads) * dex.query_heads} heads ({min(heads)} to {max(heads)} a layer, those with the highest attention entropy). Trained
-by dexviz in `adapter` mode: W_D and λ alone, the base is unchanged.
+{_what(dex, loaded, config)}
+Trained: {", ".join(config.trained)}; {result.parameters:,} parameters. The base is unchanged.
 
 | measured | base | with this adapter | change |
 |---|---|---|---|
@@ -36,19 +37,57 @@ Held-out text: the State of the Union address of 2026, whole, in {result.base.bl
 Perplexity {perplexity}.
 A lower loss on speeches says that the adapter has learnt the speeches' style; controls decide how much of that is due to DEX.
 
+{COMPARISON}
+
 | setting | value |
 |---|---|
-| corpus | {config.data} |
-| steps × blocks × tokens | {config.steps} × {config.batch} × {config.block} = {seen:,} tokens |
-| annealing length T | {dex.steps} steps |
-| λ_init | {"0.8 − 0.6 · exp(−0.3 · layer)" if dex.lambda_init is None else dex.lambda_init} |
-| λ after training | {low:.3f} to {high:.3f} |
-| learning rate | {config.learning_rate:g}, cosine |
-| seed | {config.seed} |
+{settings}
 
 Use: `dexviz.load_pair("{loaded.name}", adapter="<this folder>")`. The settings to make it again are in `adapter_config.json`.
 Intended for research on attention heads. Limits: small effects, one corpus, one seed. Licence: Apache-2.0.
 """
+
+
+def _title(config: TrainConfig) -> str:
+    return "DEX adapter" if config.method == "dex" else f"Control “{config.method}”"
+
+
+def _what(dex: DexConfig, loaded: LoadedModel, config: TrainConfig) -> str:
+    if not config.adapts_heads:
+        return f"A control of DEX (arXiv 2505.16333) on `{loaded.name}`: {METHODS[config.method]}."
+    heads = [len(layer) for layer in dex.heads]
+    chosen = "those of a plan" if config.heads else "those with the highest attention entropy"
+    kind = (
+        "A differential extension (DEX, arXiv 2505.16333)" if config.method == "dex" else "A control of DEX (arXiv 2505.16333)"
+    )
+    return (
+        f"{kind} of `{loaded.name}`: O' = {METHODS[config.method].split(',')[0]} on {sum(heads)} of\n"
+        f"{len(heads) * dex.query_heads} heads ({min(heads)} to {max(heads)} a layer, {chosen})."
+    )
+
+
+def _settings(result: TrainResult, dex: DexConfig, config: TrainConfig) -> dict[str, object]:
+    blocks = config.batch * config.accumulate
+    seen = config.steps * blocks * config.block
+    rows: dict[str, object] = {
+        "corpus": config.data,
+        "steps × blocks × tokens": f"{config.steps} × {blocks} × {config.block} = {seen:,} tokens",
+        "step of the weights": result.steps,
+        "arithmetic": config.precision,
+    }
+    if config.adapts_heads:
+        start = "0.8 − 0.6 · exp(−0.3 · layer)" if dex.lambda_init is None else dex.lambda_init
+        low, high = min(result.lambdas), max(result.lambdas)
+        rows |= {
+            "annealing length T": f"{dex.steps} steps",
+            "λ_init": start,
+            "λ after training": f"{low:.3f} to {high:.3f}",
+        }
+    if config.method != "attention-only":
+        rows["learning rate"] = f"{config.rate:g}, cosine"
+    if config.full:
+        rows["learning rate of W_K, W_V, W_O"] = f"{config.weight_learning_rate:g}, cosine"
+    return rows | {"seed": config.seed}
 
 
 def _novelty(base: str) -> str:

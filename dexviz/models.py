@@ -224,6 +224,8 @@ def choose_device(wanted: str | None = None) -> torch.device:
         ModelError: torch does not know the device, or CUDA is asked for and there is none.
     """
     name = wanted or os.environ.get("DEXVIZ_DEVICE") or ("cuda" if torch.cuda.is_available() else "cpu")
+    if name == "cuda" and "LOCAL_RANK" in os.environ:
+        name = f"cuda:{os.environ['LOCAL_RANK']}"  # torchrun: one process a GPU
     try:
         device = torch.device(name)
     except RuntimeError as error:

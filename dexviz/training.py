@@ -1,14 +1,17 @@
-"""Adapting a pretrained model with DEX on transformers' Trainer: W_D and λ are trained, the base is frozen.
+"""Adapting a pretrained model with DEX on transformers' Trainer, and the controls that a gain has to be held against.
 
 Method: arXiv 2505.16333, App. B.3 and E; see `dexviz.dex` for the λ schedule. Training counts steps from 1, since at t = 0
-every gradient is zero. Heads are the half of each layer with the highest mean attention entropy on calibration text.
+every gradient is zero. Heads are those of a plan, or the half of each layer with the highest mean attention entropy on
+calibration text. The base's weights never change.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 import shutil
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,20 +21,26 @@ import torch
 import transformers
 from transformers import set_seed
 
+from dexviz import deltas, lora, processes
 from dexviz.adapter import check_target, round_as_saved, save_adapter
+from dexviz.blocks import Blocks, Source, read_blocks
 from dexviz.catalogue import ADAPTER_CONFIG
-from dexviz.corpora import documents, pack
-from dexviz.dex import DexAdapter, DexConfig, top_heads
+from dexviz.checkpoints import LOG, clear, partial, work_folder
+from dexviz.dex import DexAdapter, DexConfig
 from dexviz.errors import TrainingError
-from dexviz.heldout import Loss, held_out_blocks, mean_loss
+from dexviz.head_plan import check_plan
+from dexviz.head_scores import mean_entropy
+from dexviz.head_selection import best_heads
+from dexviz.heldout import Loss, held_out_blocks
 from dexviz.modelcard import model_card
-from dexviz.models import LoadedModel, View, differential, make_pair, no_tokenizer
-from dexviz.recorder import capture
-from dexviz.records import Tokens
+from dexviz.models import LoadedModel, View, differential, make_pair
+from dexviz.plan_file import read_plan
 from dexviz.train_config import TrainConfig
-from dexviz.trainer import LOG, OnStep, TrainingLog, clear, run, work_folder
+from dexviz.trainee import Trainee
+from dexviz.trainer import run
+from dexviz.training_log import OnStep, TrainingLog
 
-__all__ = ["TrainConfig", "TrainResult", "mean_entropy", "train"]
+__all__ = ["TrainConfig", "TrainResult", "train"]
 
 
 @dataclass(frozen=True)
@@ -45,6 +54,9 @@ class TrainResult:
     """Held-out loss with the adapter, its weights rounded as they are on disk."""
     lambdas: tuple[float, ...]
     steps: int
+    """Step whose weights were kept; the last, unless training stopped early."""
+    parameters: int
+    """Trained parameters."""
 
     @property
     def change(self) -> float:
@@ -53,42 +65,59 @@ class TrainResult:
 
 
 def train(
-    loaded: LoadedModel, out: str | Path, config: TrainConfig | None = None, *, on_step: OnStep | None = None
+    loaded: LoadedModel,
+    out: str | Path,
+    config: TrainConfig | None = None,
+    *,
+    resume: bool = False,
+    base_loss: Loss | None = None,
+    on_step: OnStep | None = None,
 ) -> TrainResult:
-    """Train a DEX adapter and write its folder with log and model card.
+    """Train an adapter and write its folder with log and model card.
 
     A killed run leaves `<out>.partial` with its checkpoints; the same call goes on from the last one. Other settings, text or
-    base weights start anew.
+    base weights start anew. Under `torchrun` every process calls this; the first one writes.
+
+    Args:
+        resume: refuse to start anew where the stopped run was of something else.
+        base_loss: held-out loss of this base, where it has been measured before.
 
     Raises:
-        TrainingError: the corpus is unusable, `<out>.partial` is in use or not writable, the disk is full, or the loss became
-            NaN (says at which step).
-        AdapterError: `out` is in use or the model cannot carry DEX.
+        TrainingError: the corpus is unusable, `<out>.partial` is in use or not writable, the disk or memory is full, or the
+            loss became NaN (says at which step).
+        AdapterError: `out` is in use, the plan is of another model, or the model cannot carry the method.
     """
     config, out = config or TrainConfig(), Path(out)
     check_target(out, replaces=ADAPTER_CONFIG)
     if loaded.layout.differential:
         raise differential(loaded)
-    with work_folder(out.with_name(out.name + ".partial")) as work:
-        return _train(loaded, out, config, work, on_step or _silent)
+    base = View("base", loaded, title=loaded.name)
+    with processes.together(loaded.model.device):
+        folder = work_folder(partial(out)) if processes.index() == 0 else nullcontext(partial(out))
+        with folder as work:
+            before = base_loss or processes.shared_loss(base, torch.from_numpy(held_out_blocks(base)))
+            return _train(base, before, out, config, work, resume, on_step or _silent)
 
 
-def _train(loaded: LoadedModel, out: Path, config: TrainConfig, work: Path, on_step: OnStep) -> TrainResult:
+def _train(base: View, before: Loss, out: Path, config: TrainConfig, work: Path, resume: bool, on_step: OnStep) -> TrainResult:
+    loaded = base.loaded
     set_seed(config.seed)
     blocks = training_blocks(loaded, config)
-    base = View("base", loaded, title=loaded.name)
-    adapter = DexAdapter(dex_config(base, blocks, config)).to(loaded.model.device)
-    pair = make_pair(loaded, adapter=adapter)
+    adapter = new_adapter(base, blocks, config).to(loaded.model.device)
     held_out = held_out_blocks(base)
-    before = mean_loss(base, held_out)
-    log = TrainingLog(work / LOG, pair, held_out, config, on_step)
-    run(pair, adapter, blocks[config.calibration_blocks :], config, work, log)
+    with _trainee(loaded, adapter, config) as trainee:
+        log = TrainingLog(work / LOG, trainee, blocks.validation, held_out, config, on_step)
+        identity = _identity(loaded, adapter, blocks, config)
+        steps = run(trainee, blocks.training, config, work, log, identity, resume)
     round_as_saved(adapter)
-    after = mean_loss(pair.variant, held_out)
+    after = processes.shared_loss(make_pair(loaded, adapter=adapter).variant, torch.from_numpy(held_out))
     if not math.isfinite(after.mean):
         raise TrainingError("a finite held-out loss in half precision", str(after.mean), "Choose a lower learning rate.")
-    result = TrainResult(out, before, after, tuple(adapter.lambdas()), config.steps)
-    _publish(result, adapter, loaded, config, work)
+    parameters = sum(p.numel() for p in adapter.parameters())
+    result = TrainResult(out, before, after, tuple(adapter.lambdas()), steps, parameters)
+    if processes.index() == 0:
+        _publish(result, adapter, loaded, config, work)
+    processes.wait()
     return result
 
 
@@ -96,58 +125,85 @@ def _silent(line: dict[str, Any]) -> None:
     pass
 
 
-def training_blocks(loaded: LoadedModel, config: TrainConfig) -> np.ndarray:
-    """Token ids, int64 [blocks, block]: first those for calibration, then one batch a step.
+def training_blocks(loaded: LoadedModel, config: TrainConfig) -> Blocks:
+    """Blocks of the corpus for calibration, for validation, and to train on: one batch a process and step, where it has them.
 
     Raises:
         TrainingError: the corpus is unusable or leaves no block to train on, or a block is longer than the model's context.
     """
-    if loaded.tokenizer is None:
-        raise no_tokenizer(loaded)
-    if config.block > loaded.max_tokens:
-        raise TrainingError(f"blocks of at most {loaded.max_tokens} tokens", str(config.block), "Choose a shorter block.")
-    texts = documents(config.data, column=config.column, seed=config.seed)
-    wanted = config.steps * config.batch + config.calibration_blocks
-    blocks = pack(texts, loaded.tokenizer, config.block, seed=config.seed, limit=wanted)
-    if len(blocks) <= config.calibration_blocks:
-        raise TrainingError(
-            f"more than {config.calibration_blocks} blocks of {config.block} tokens, which calibration takes",
-            f"{len(blocks)} in {config.data!r}",
-            "Add text, or choose a shorter block or fewer calibration blocks.",
-        )
-    return blocks
-
-
-def dex_config(base: View, blocks: np.ndarray, config: TrainConfig) -> DexConfig:
-    """What the adapter will be: heads selected by their entropy on the calibration blocks, and the λ schedule."""
-    entropy = mean_entropy(base, blocks[: config.calibration_blocks])
-    heads = top_heads(torch.from_numpy(entropy), config.heads_per_layer)
-    layout = base.layout
-    return DexConfig(
-        heads=tuple(chosen if layer in layout.modules else () for layer, chosen in enumerate(heads)),
-        width=layout.value_width,
-        query_heads=layout.heads,
-        lambda_init=config.lambda_init,
-        steps=config.anneal or max(1, config.steps // 2),
+    source = Source(config.data, config.column, config.block, config.seed)
+    wanted = config.steps * config.batch * config.accumulate * processes.count()
+    return read_blocks(
+        loaded, source, calibration=config.calibration_blocks, validation=config.validation_blocks, training=wanted
     )
 
 
-def mean_entropy(view: View, blocks: np.ndarray) -> np.ndarray:
-    """Mean attention entropy of every head over blocks of token ids, in nats: float32 [L, H]."""
-    maps = []
-    for ids in blocks:
-        n = len(ids)
-        tokens = Tokens(ids, ("",) * n, "", np.zeros((n, 2), dtype=np.int64), np.zeros(n, dtype=bool))
-        maps.append(capture(view, tokens).mean("entropy"))
-    return np.nan_to_num(np.mean(maps, axis=0), nan=-np.inf)
+def new_adapter(base: View, blocks: Blocks, config: TrainConfig) -> DexAdapter:
+    """What will be trained, at its start: the same as the base."""
+    loaded = base.loaded
+    if config.method == "lora":
+        return lora.control(loaded)
+    changes = deltas.for_model(loaded.model, loaded.layout) if config.full else None
+    return DexAdapter(dex_config(base, blocks, config), changes)
+
+
+def dex_config(base: View, blocks: Blocks, config: TrainConfig) -> DexConfig:
+    """The heads that are adapted, and the λ schedule."""
+    layout = base.layout
+    none: tuple[tuple[int, ...], ...] = ((),) * layout.layers
+    return DexConfig(
+        heads=_heads(base, blocks, config) if config.adapts_heads else none,
+        width=layout.value_width,
+        query_heads=layout.heads,
+        lambda_init=config.lambda_init,
+        steps=config.annealing_steps,
+        plus=config.method == "dex-plus",
+    )
+
+
+def _heads(base: View, blocks: Blocks, config: TrainConfig) -> tuple[tuple[int, ...], ...]:
+    """Those of the plan, or those of highest entropy on the calibration blocks; none in a layer without attention."""
+    if config.heads is not None:
+        plan = read_plan(config.heads)
+        check_plan(plan, base.loaded)
+        return plan.heads
+    return best_heads(base.layout, "entropy", mean_entropy(base, blocks.calibration), config.heads_per_layer)
+
+
+@contextmanager
+def _trainee(loaded: LoadedModel, adapter: DexAdapter, config: TrainConfig) -> Iterator[Trainee]:
+    if config.method != "lora":
+        pair = make_pair(loaded, adapter=adapter)
+        yield Trainee(pair.variant, adapter)
+        return
+    with lora.injected(loaded) as layers:
+        yield lora.LoraTrainee(View("variant", loaded, title="LoRA"), adapter, layers)
+
+
+def _identity(loaded: LoadedModel, adapter: DexAdapter, blocks: Blocks, config: TrainConfig) -> dict[str, Any]:
+    """All that a run's weights depend on: settings, adapted heads, base, type, processes and text."""
+    return {
+        "config": asdict(config),
+        "dex": adapter.config.to_json() | {"heads": [list(heads) for heads in adapter.config.heads]},
+        "base_fingerprint": loaded.fingerprint,
+        "dtype": str(loaded.model.dtype),
+        "processes": processes.count(),
+        "text": {name: _checksum(getattr(blocks, name)) for name in ("training", "validation")},
+    }
+
+
+def _checksum(blocks: np.ndarray) -> str:
+    return hashlib.sha256(np.ascontiguousarray(blocks).tobytes()).hexdigest()
 
 
 def _publish(result: TrainResult, adapter: DexAdapter, loaded: LoadedModel, config: TrainConfig, work: Path) -> None:
     """Write the adapter folder with log and card, then let go of the checkpoints."""
     measured = {"base": asdict(result.base), "variant": asdict(result.variant), "relative_change": result.change}
     details = {
-        "mode": "adapter",
-        "trained": ["W_D", "lambda_learn"],
+        "trained": list(config.trained),
+        "parameters": result.parameters,
+        "steps": result.steps,
+        "processes": processes.count(),
         "config": asdict(config),
         "held_out": measured,
         "versions": {"torch": str(torch.__version__), "transformers": transformers.__version__},

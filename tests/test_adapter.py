@@ -206,7 +206,7 @@ def test_the_card_says_what_was_measured_and_no_more() -> None:
     known = wrap_model(families.build("llama"), name=DEFAULT_MODEL)
     assert model_card(result, dex, known, settings) == (folder / "README.md").read_text()
     other = wrap_model(families.build("llama").to(torch.bfloat16), name="mine")
-    card = model_card(TrainResult(folder, base, Loss(1e4, 1, 1), (0.1,), 1), dex, other, settings)
+    card = model_card(TrainResult(folder, base, Loss(1e4, 1, 1), (0.1,), 1, 10), dex, other, settings)
     assert "predicted tokens), bfloat16." in card
     assert "later than the base model" not in card
     assert "→ ∞." in card

@@ -11,15 +11,17 @@ import numpy as np
 import pytest
 import torch
 
-from dexviz import trainer, training
+from dexviz import training
 from dexviz.adapter import load_adapter
+from dexviz.checkpoints import LOG
 from dexviz.dex import top_heads
 from dexviz.errors import AdapterError, TrainingError
+from dexviz.head_scores import mean_entropy
 from dexviz.heldout import held_out_blocks, mean_loss
 from dexviz.models import LoadedModel, View, load_model, make_pair, wrap_model
 from dexviz.train_config import TrainConfig
-from dexviz.trainer import LOG
-from dexviz.training import mean_entropy, train
+from dexviz.trainee import Trainee
+from dexviz.training import train
 from tests import families
 from tests.adapters import tiny_model
 
@@ -29,6 +31,7 @@ SMALL = {
     "block": 16,
     "batch": 2,
     "calibration_blocks": 2,
+    "validation_blocks": 2,
     "save_every": 3,
     "evaluate_every": 0,
     "learning_rate": 0.05,
@@ -77,7 +80,7 @@ def test_a_run_writes_a_whole_adapter_that_loads(root: Path, loaded: LoadedModel
     assert [line["step"] for line in lines] == list(range(1, 9))
     assert lines == [json.loads(line) for line in (tmp_path / "out" / LOG).read_text().splitlines()]
     assert all(line["grad_norm_w_d"] > 0 and line["grad_norm_lambda"] > 0 for line in lines)
-    assert lines[-1]["held_out"] == pytest.approx(result.variant.mean, abs=1e-3)
+    assert {line["held_out"] for line in lines} == {None}, "only the result is measured"
     for name, tensor in loaded.model.state_dict().items():
         assert torch.equal(tensor, before[name]), f"{name} of the base has changed"
     adapter = load_adapter(str(tmp_path / "out"), loaded)
@@ -155,29 +158,31 @@ def test_a_loss_that_is_no_number_stops_the_run(root: Path, loaded: LoadedModel,
     kept = list((tmp_path / "out.partial").rglob("adapter_state.pt"))
     assert kept
     for path in kept:
-        assert all(tensor.isfinite().all() for tensor in torch.load(path, weights_only=True).values()), path
+        weights = torch.load(path, weights_only=True)["trainee"]
+        assert weights
+        assert all(tensor.isfinite().all() for tensor in weights.values()), path
     again = killed_at(1, loaded, tmp_path / "out", config(root, save_every=1))
     assert [line["step"] for line in again] == [1], "a lower learning rate starts anew"
 
 
 def test_weights_that_are_nan_are_never_saved(root: Path, loaded: LoadedModel, tmp_path: Path, monkeypatch: Patch) -> None:
-    forward = trainer._Trainee.forward
+    forward = Trainee.forward
 
     def spoil(self: torch.nn.Module, input_ids: torch.Tensor) -> dict[str, torch.Tensor]:
         loss = forward(self, input_ids)["loss"]
         loss.register_hook(lambda gradient: gradient * torch.inf)
         return {"loss": loss}
 
-    monkeypatch.setattr(trainer._Trainee, "forward", spoil)
+    monkeypatch.setattr(Trainee, "forward", spoil)
     with pytest.raises(TrainingError, match="at step 1"):
         train(loaded, tmp_path / "out", config(root, steps=1, save_every=1))
     assert not list((tmp_path / "out.partial").rglob("adapter_state.pt"))
 
 
 def test_norms_are_those_of_the_whole_gradient(root: Path, loaded: LoadedModel, tmp_path: Path, monkeypatch: Patch) -> None:
-    forward = trainer._Trainee.forward
+    forward = Trainee.forward
     (one,) = killed_at(1, loaded, tmp_path / "one", config(root))
-    monkeypatch.setattr(trainer._Trainee, "forward", lambda self, input_ids: {"loss": 1000 * forward(self, input_ids)["loss"]})
+    monkeypatch.setattr(Trainee, "forward", lambda self, input_ids: {"loss": 1000 * forward(self, input_ids)["loss"]})
     (thousand,) = killed_at(1, loaded, tmp_path / "thousand", config(root))
     for name in ("grad_norm_w_d", "grad_norm_lambda"):
         assert thousand[name] == pytest.approx(1000 * one[name], rel=1e-4), name
