@@ -20,7 +20,7 @@ sum = $(shell cat $(1) | sha256sum | cut -c1-12)
 RUNTIME := $(VENV)/installed-$(call sum,requirements.txt constraints.txt)
 DEV := $(VENV)/installed-dev-$(call sum,requirements.txt constraints.txt requirements-dev.txt)
 
-.PHONY: run setup setup-dev fetch browser test lint format bench adapter gallery screenshots clean check-python
+.PHONY: run setup setup-dev fetch browser test lint format bench adapter results gallery screenshots clean check-python
 
 run: setup fetch
 	$(PY) -m dexviz serve --port $(PORT) --address $(ADDRESS)
@@ -54,7 +54,11 @@ bench: setup fetch
 	$(PY) -m benchmarks.gpu --smoke
 
 adapter: setup fetch
-	$(PY) -m dexviz train --model $(MODEL) --data sotu --out adapters/$(MODEL) --seed 0
+	$(PY) -m dexviz train --model $(MODEL) --out adapters/$(MODEL) --steps 300 --anneal 100 --precision bf16 \
+	  --evaluate-every 100 --seed 0
+
+results: setup-dev fetch
+	$(PY) -m benchmarks.results
 
 gallery: setup fetch
 	$(PY) -m benchmarks.gallery

@@ -35,8 +35,8 @@ _PAIRS = (
     ("full", "attention-only"),
     ("full", "adapter"),
 )
-_TUNING = """Learning rates were chosen once, on validation blocks of the training corpus (24 blocks that were not trained on, 40
-steps, seed 7), not on the held-out text. Validation loss after 40 steps, nats: attention-only 3.225 at 3e-4 and 3.215 at 1e-3,
+_TUNING = """Learning rates were chosen once, on validation blocks of the training corpus (24 blocks that were not trained on,
+40 steps, seed 7), not on the held-out text. Validation loss after 40 steps, nats: attention-only 3.225 at 3e-4 and 3.215 at 1e-3,
 so 5e-4 was taken for W_K, W_V and W_O in both methods that train them; LoRA 3.271 at 3e-3, 3.250 at 1e-2, 3.265 at 3e-2, so
 1e-2; DEX 3.261 at 2e-2, the one rate that was tried here (it had been found earlier in three trials that were judged by the
 held-out loss, a small advantage that the controls did not have)."""
@@ -151,8 +151,8 @@ seed decides first weights, text and, for DEX, the calibration text on which hea
 Measured in float32, from the half-precision files on disk: held-out loss on the whole 2026 address ({blocks} blocks of 256,
 {tokens:,} predicted tokens); KL(base‖variant) of the next-token distributions on the same text; needle: {prompts} prompts of
 256 and 512 tokens with the fact at five depths, the right answer against four wrong ones of the same kind by log-likelihood
-(chance: 20 %). Brackets are 95 % bootstrap intervals over blocks or prompts, after averaging over seeds; they do not contain the
-spread between seeds, which the column “by seed” shows. Time: training on one core, two runs at once, on a shared machine.
+(chance: 20 %). Brackets are 95 % bootstrap intervals over blocks or prompts, after averaging over seeds; they do not contain
+the spread between seeds, which the column “by seed” shows. Time: training on one core, two runs at once, on a shared machine.
 
 {table}
 
