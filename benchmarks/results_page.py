@@ -35,11 +35,12 @@ _PAIRS = (
     ("full", "attention-only"),
     ("full", "adapter"),
 )
-_TUNING = """Learning rates were chosen once, on validation blocks of the training corpus (24 blocks that were not trained on,
-40 steps, seed 7), not on the held-out text. Validation loss after 40 steps, nats: attention-only 3.225 at 3e-4 and 3.215 at 1e-3,
-so 5e-4 was taken for W_K, W_V and W_O in both methods that train them; LoRA 3.271 at 3e-3, 3.250 at 1e-2, 3.265 at 3e-2, so
-1e-2; DEX 3.261 at 2e-2, the one rate that was tried here (it had been found earlier in three trials that were judged by the
-held-out loss, a small advantage that the controls did not have)."""
+_TUNING = """Learning rates were chosen once, on validation blocks of the training corpus (24 blocks that were not trained
+on, 40 steps, seed 7), not on the held-out text. Validation loss after 40 steps, nats: attention-only 3.225 at
+3e-4 and 3.215 at 1e-3, so 5e-4 was taken for W_K, W_V and W_O in both methods that train them; LoRA 3.271 at
+3e-3, 3.250 at 1e-2, 3.265 at 3e-2, so 1e-2; DEX 3.261 at 2e-2, the one rate that was tried here (it had been
+found earlier in three trials that were judged by the held-out loss, a small advantage that the controls did not
+have)."""
 
 
 @dataclass(frozen=True)
