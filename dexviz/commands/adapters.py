@@ -22,7 +22,7 @@ def train(arguments: Namespace) -> Answer:
 
     quiet_libraries()
     out = new_folder(arguments.out, replaces=catalogue.ADAPTER_CONFIG)
-    config = _train_config(arguments)
+    config = train_config(arguments)
     loaded = load_model(arguments.model, device=arguments.device, dtype=arguments.dtype, progress=note_progress)
     progress = StepProgress(config)
     try:
@@ -45,7 +45,7 @@ def train(arguments: Namespace) -> Answer:
     return answer, f"{summary}{early}\nadapter at {result.folder}"
 
 
-def _train_config(arguments: Namespace) -> TrainConfig:
+def train_config(arguments: Namespace) -> TrainConfig:
     """The defaults, changed by the preset or, with --resume, by the stopped run's settings, then by the options given."""
     given = {field.name: value for field in fields(TrainConfig) if (value := getattr(arguments, field.name, None)) is not None}
     start: dict[str, Any] = dict(PRESETS[arguments.preset]) if arguments.preset else {}
