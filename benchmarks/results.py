@@ -23,7 +23,7 @@ import torch
 
 from benchmarks.results_page import METHODS, SEEDS, write_page
 from dexviz.engine import share_cores
-from dexviz.heldout import Loss, held_out_pieces, measure
+from dexviz.heldout import held_out_pieces, measure
 from dexviz.models import LoadedModel, View, load_model, make_pair
 from dexviz.needle_scores import score
 from dexviz.needles import Needle, NeedleMaker
@@ -63,7 +63,7 @@ def _runs() -> None:
         if mine:
             _measure(loaded, None, needles, RUNS / "base.json", {})
     base = _awaited(RUNS / "base.json")
-    before = Loss(sum(base["loss"]) / sum(base["tokens"]), sum(base["tokens"]), len(base["tokens"]))
+    before = np.array(base["loss"])
     for seed in SEEDS:
         for name in METHODS:
             with _claim(f"{name}-{seed}") as mine:
@@ -72,11 +72,11 @@ def _runs() -> None:
                     write_page(RUNS, ROOT)
 
 
-def _run(loaded: LoadedModel, name: str, seed: int, needles: list[Needle], before: Loss) -> None:
+def _run(loaded: LoadedModel, name: str, seed: int, needles: list[Needle], before: np.ndarray) -> None:
     folder, start = RUNS / f"{name}-{seed}", time.perf_counter()
     settings = config(name, seed)
     print(f"{name}, seed {seed}: training", flush=True)
-    result = train(loaded, folder, settings, base_loss=before, on_step=_note)
+    result = train(loaded, folder, settings, base_losses=before, on_step=_note)
     seconds = time.perf_counter() - start
     about = {"parameters": result.parameters, "seconds": seconds, "lambda": result.lambdas, "config": asdict(settings)}
     _measure(loaded, str(folder), needles, RUNS / f"{name}-{seed}.json", about)

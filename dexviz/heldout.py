@@ -42,6 +42,12 @@ class Loss:
     tokens: int
     blocks: int
 
+    @classmethod
+    def of(cls, sums: np.ndarray, block: int) -> Loss:
+        """From the summed losses of blocks of `block` tokens, each of which predicts all but its first."""
+        tokens = len(sums) * (block - 1)
+        return cls(float(sums.sum() / tokens), tokens, len(sums))
+
 
 @dataclass(frozen=True, eq=False)
 class Pieces:
@@ -99,21 +105,26 @@ def held_out_blocks(view: View, block: int = BLOCK) -> np.ndarray:
     return pack([held_out_text()], view.loaded.tokenizer, length, seed=None, separate=False)
 
 
-@torch.inference_mode()
 def mean_loss(view: View, blocks: np.ndarray) -> Loss:
     """Mean next-token loss of a view over blocks of token ids, int64 [blocks, block].
 
     Each block is read on its own, so its first token is not predicted.
     """
-    total, count = 0.0, 0
+    return Loss.of(block_losses(view, blocks), blocks.shape[1])
+
+
+@torch.inference_mode()
+def block_losses(view: View, blocks: np.ndarray) -> np.ndarray:
+    """Sum of the next-token losses of each block of token ids, int64 [blocks, block], in nats: float64 [blocks]."""
+    sums = []
     batch = max(1, _BATCH_TOKENS // blocks.shape[1])
     with view.active():
         for start in range(0, len(blocks), batch):
             ids = torch.from_numpy(blocks[start : start + batch]).to(view.model.device)
             logits = view.model(ids, use_cache=False).logits[:, :-1].float()
-            total += float(F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="sum"))
-            count += ids[:, 1:].numel()
-    return Loss(total / count, count, len(blocks))
+            losses = F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
+            sums.append(losses.reshape(len(ids), -1).double().sum(dim=1).cpu().numpy())
+    return np.concatenate(sums) if sums else np.zeros(0)
 
 
 def held_out_pieces(

@@ -30,11 +30,11 @@ Trained: {", ".join(config.trained)}; {result.parameters:,} parameters. The base
 
 | measured | base | with this adapter | change |
 |---|---|---|---|
-| held-out loss, nats a token | {result.base.mean:.4f} | {result.variant.mean:.4f} | {100 * result.change:+.2f} % |
+| held-out loss, nats a token | {result.base.mean:.4f} | {result.variant.mean:.4f} | {_change(result)} |
 
 Held-out text: the State of the Union address of 2026, whole, in {result.base.blocks} non-overlapping blocks
 ({result.base.tokens:,} predicted tokens), {dtype}. {_novelty(loaded.name)}
-Perplexity {perplexity}.
+Perplexity {perplexity}. Brackets: 95 % bootstrap interval over the blocks.
 A lower loss on speeches says that the adapter has learnt the speeches' style; controls decide how much of that is due to DEX.
 
 {COMPARISON}
@@ -46,6 +46,15 @@ A lower loss on speeches says that the adapter has learnt the speeches' style; c
 Use: `dexviz.load_pair("{loaded.name}", adapter="<this folder>")`. The settings to make it again are in `adapter_config.json`.
 Intended for research on attention heads. Limits: small effects, one corpus, one seed. Licence: Apache-2.0.
 """
+
+
+def _change(result: TrainResult) -> str:
+    """In percent, with its interval where there is one."""
+    text = f"{100 * result.change:+.2f} %"
+    if result.interval is None:
+        return text
+    low, high = result.interval
+    return f"{text} [{100 * low:+.2f}, {100 * high:+.2f}]"
 
 
 def _title(config: TrainConfig) -> str:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
 
     from dexviz.heldout import Loss
@@ -52,18 +53,25 @@ def wait() -> None:
         dist.barrier()
 
 
-def shared_loss(view: View, blocks_BN: torch.Tensor) -> Loss:
-    """`mean_loss` of int64 [blocks, block], each process reading its share; all of them get the whole."""
+def shared_losses(view: View, blocks: np.ndarray) -> np.ndarray:
+    """`block_losses` of int64 [blocks, block], each process reading its share; all of them get the whole, float64 [blocks]."""
+    import numpy as np
     import torch
     import torch.distributed as dist
 
-    from dexviz.heldout import Loss, mean_loss
+    from dexviz.heldout import block_losses
 
     if count() == 1:
-        return mean_loss(view, blocks_BN.numpy())
-    share = blocks_BN[index() :: count()]
-    own = mean_loss(view, share.numpy()) if len(share) else Loss(0.0, 0, 0)
-    sums = torch.tensor([own.mean * own.tokens, own.tokens, own.blocks], dtype=torch.float64, device=view.model.device)
-    dist.all_reduce(sums)
-    total, tokens, blocks = sums.tolist()
-    return Loss(total / tokens, int(tokens), int(blocks))
+        return block_losses(view, blocks)
+    sums = np.zeros(len(blocks))
+    sums[index() :: count()] = block_losses(view, blocks[index() :: count()])
+    whole = torch.from_numpy(sums).to(view.model.device)
+    dist.all_reduce(whole)
+    return whole.cpu().numpy()
+
+
+def shared_loss(view: View, blocks: np.ndarray) -> Loss:
+    """`mean_loss` of int64 [blocks, block], each process reading its share; all of them get the whole."""
+    from dexviz.heldout import Loss
+
+    return Loss.of(shared_losses(view, blocks), blocks.shape[1])

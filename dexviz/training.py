@@ -8,7 +8,6 @@ calibration text. The base's weights never change.
 from __future__ import annotations
 
 import hashlib
-import math
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
@@ -24,6 +23,7 @@ from transformers import set_seed
 from dexviz import deltas, lora, processes
 from dexviz.adapter import check_target, round_as_saved, save_adapter
 from dexviz.blocks import Blocks, Source, read_blocks
+from dexviz.bootstrap import Bootstrap
 from dexviz.catalogue import ADAPTER_CONFIG
 from dexviz.checkpoints import LOG, clear, partial, work_folder
 from dexviz.dex import DexAdapter, DexConfig
@@ -57,6 +57,8 @@ class TrainResult:
     """Step whose weights were kept; the last, unless training stopped early."""
     parameters: int
     """Trained parameters."""
+    interval: tuple[float, float] | None = None
+    """95 % bootstrap interval of `change` over the held-out blocks; None where there is one block only."""
 
     @property
     def change(self) -> float:
@@ -70,7 +72,7 @@ def train(
     config: TrainConfig | None = None,
     *,
     resume: bool = False,
-    base_loss: Loss | None = None,
+    base_losses: np.ndarray | None = None,
     on_step: OnStep | None = None,
 ) -> TrainResult:
     """Train an adapter and write its folder with log and model card.
@@ -80,7 +82,7 @@ def train(
 
     Args:
         resume: refuse to start anew where the stopped run was of something else.
-        base_loss: held-out loss of this base, where it has been measured before.
+        base_losses: `block_losses` of this base on the held-out blocks, where they have been measured before.
 
     Raises:
         TrainingError: the corpus is unusable, `<out>.partial` is in use or not writable, the disk or memory is full, or the
@@ -95,11 +97,13 @@ def train(
     with processes.together(loaded.model.device):
         folder = work_folder(partial(out)) if processes.index() == 0 else nullcontext(partial(out))
         with folder as work:
-            before = base_loss or processes.shared_loss(base, torch.from_numpy(held_out_blocks(base)))
+            before = base_losses if base_losses is not None else processes.shared_losses(base, held_out_blocks(base))
             return _train(base, before, out, config, work, resume, on_step or _silent)
 
 
-def _train(base: View, before: Loss, out: Path, config: TrainConfig, work: Path, resume: bool, on_step: OnStep) -> TrainResult:
+def _train(
+    base: View, before: np.ndarray, out: Path, config: TrainConfig, work: Path, resume: bool, on_step: OnStep
+) -> TrainResult:
     loaded = base.loaded
     set_seed(config.seed)
     blocks = training_blocks(loaded, config)
@@ -110,15 +114,29 @@ def _train(base: View, before: Loss, out: Path, config: TrainConfig, work: Path,
         identity = _identity(loaded, adapter, blocks, config)
         steps = run(trainee, blocks.training, config, work, log, identity, resume)
     round_as_saved(adapter)
-    after = processes.shared_loss(make_pair(loaded, adapter=adapter).variant, torch.from_numpy(held_out))
-    if not math.isfinite(after.mean):
-        raise TrainingError("a finite held-out loss in half precision", str(after.mean), "Choose a lower learning rate.")
+    after = processes.shared_losses(make_pair(loaded, adapter=adapter).variant, held_out)
+    if not np.isfinite(after).all():
+        raise TrainingError("a finite held-out loss in half precision", "NaN or infinity", "Choose a lower learning rate.")
     parameters = sum(p.numel() for p in adapter.parameters())
-    result = TrainResult(out, before, after, tuple(adapter.lambdas()), steps, parameters)
+    result = TrainResult(
+        folder=out,
+        base=Loss.of(before, held_out.shape[1]),
+        variant=Loss.of(after, held_out.shape[1]),
+        lambdas=tuple(adapter.lambdas()),
+        steps=steps,
+        parameters=parameters,
+        interval=change_interval(before, after),
+    )
     if processes.index() == 0:
         _publish(result, adapter, loaded, config, work)
     processes.wait()
     return result
+
+
+def change_interval(before: np.ndarray, after: np.ndarray) -> tuple[float, float] | None:
+    """95 % bootstrap interval of the relative change of a loss, from its sums over the same blocks, float64 [blocks]."""
+    found = Bootstrap().ratio(after - before, before, unit="block")
+    return None if found.low is None or found.high is None else (found.low, found.high)
 
 
 def _silent(line: dict[str, Any]) -> None:
@@ -198,7 +216,8 @@ def _checksum(blocks: np.ndarray) -> str:
 
 def _publish(result: TrainResult, adapter: DexAdapter, loaded: LoadedModel, config: TrainConfig, work: Path) -> None:
     """Write the adapter folder with log and card, then let go of the checkpoints."""
-    measured = {"base": asdict(result.base), "variant": asdict(result.variant), "relative_change": result.change}
+    measured: dict[str, Any] = {"base": asdict(result.base), "variant": asdict(result.variant)}
+    measured |= {"relative_change": result.change, "relative_change_95": result.interval}
     details = {
         "trained": list(config.trained),
         "parameters": result.parameters,

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
@@ -58,7 +57,7 @@ class TrainingLog(TrainerCallback):
         on_step: OnStep,
     ) -> None:
         self.path, self.trainee, self.config, self.on_step = path, trainee, config, on_step
-        self.validation, self.held_out = torch.from_numpy(validation), torch.from_numpy(held_out)
+        self.validation, self.held_out = validation, held_out
         self.stopping = Stopping()
         self.norms: dict[str, float] = {}
         self.failed_at: int | None = None
