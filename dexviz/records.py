@@ -21,6 +21,8 @@ ViewName = Literal["base", "variant"]
 SCORES: tuple[str, ...] = get_args(Score)
 SPACES: tuple[str, ...] = get_args(Space)
 VIEWS: tuple[str, ...] = get_args(ViewName)
+PROJECTIONS = ("W_Q", "W_K", "W_V", "W_O")
+"""Weights of attention, by which an adapter says what it changes beside DEX."""
 SIMILARITIES = ("cosine", "cka", "js")
 MAX_POOL = 1024
 

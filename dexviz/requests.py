@@ -95,6 +95,8 @@ class PairInfo:
     """Heads that DEX adapts, per layer."""
     checks: Mapping[str, float]
     """What the load-time self-check measured: name → largest deviation."""
+    projections: tuple[str, ...] = ()
+    """Projections that the variant's adapter changes: "W_K", "W_V", "W_O"."""
 
 
 @dataclass(frozen=True)

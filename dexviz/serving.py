@@ -12,7 +12,7 @@ from dexviz.errors import CaptureError
 from dexviz.headmaps import head_map
 from dexviz.models import LoadedModel, ModelPair, View, load_model, make_pair
 from dexviz.recorder import capture
-from dexviz.records import Capture, CaptureRequest, HeadMap, Tokens, head_name
+from dexviz.records import PROJECTIONS, Capture, CaptureRequest, HeadMap, Tokens, head_name
 from dexviz.requests import CaptureView, DescribePair, MapHead, PairInfo, PairSpec, Prompt, Request, TokenizePrompt
 from dexviz.scores import LayerRecord
 from dexviz.tasks import Task
@@ -127,6 +127,7 @@ class Server:
         base, variant = pair.base, pair.variant
         layout, model = base.layout, base.model
         heads = variant.adapter.config.heads if variant.adapter is not None else ((),) * layout.layers
+        trained = variant.adapter.trained if variant.adapter is not None else ()
         return PairInfo(
             pair=request.pair,
             base_name=base.title,
@@ -142,6 +143,7 @@ class Server:
             lam=tuple(variant.lambdas()),
             selected=heads,
             checks=dict(layout.checks),
+            projections=tuple(part for part in trained if part in PROJECTIONS),
         )
 
     def _tokenize(self, request: TokenizePrompt, task: Task) -> Tokens:

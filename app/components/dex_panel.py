@@ -11,7 +11,7 @@ from app.state import Selection, Widget
 from dexviz.figures.curves import gain_curve
 from dexviz.figures.numbers import BLANK, three
 from dexviz.probes.gains import token_gains
-from dexviz.records import SPACES, Capture, HeadMap, ProbeResult, head_name
+from dexviz.records import PROJECTIONS, SPACES, Capture, HeadMap, ProbeResult, head_name
 
 FORMULA = r"""
 \begin{aligned}
@@ -36,13 +36,8 @@ def dex_panel(variant: Capture, right: HeadMap | None, choice: Selection, stored
     signed = variant.request.score == "signed"
     note = f"{DERIVED} {SPACE_NOTE[choice.space]}" if signed else SIGNED_ONLY
     panel_head(f"What DEX does to {name}", "ratios, no unit", key="dex", explain=note, formula=FORMULA if signed else None)
-    if not variant.selected.any():
-        st.caption("There is no DEX adapter in this variant. Choose one under Change model and press Run.")
-        return
     if not variant.selected[choice.layer, choice.head]:
-        below = variant.selected[: choice.layer].any()
-        cause = "what changes in it comes from layers below" if below else "nothing below it is adapted, so it equals the base"
-        st.caption(f"DEX leaves {name} alone; {cause}. Heads with a dot are adapted.")
+        st.caption(unadapted(variant, choice.layer, name))
         return
     gains = None if right is None else token_gains(right, variant.tokens)
     st.markdown(_facts(variant, gains, choice))
@@ -70,6 +65,20 @@ def gain_panel(variant: Capture, right: HeadMap | None) -> None:
         return
     panel_head(gains.title, "ρ, ratio; own scale", key="gain", explain=gains.definition, formula=FORMULA)
     st.plotly_chart(gain_curve(gains, theme=theme()), key="gain-curve", theme=None, config={"displayModeBar": False})
+
+
+def unadapted(variant: Capture, layer: int, name: str) -> str:
+    """Why there is nothing to tell of a head, and where a change in it comes from all the same."""
+    changed = [part for part in (variant.provenance.get("adapter") or {}).get("trained", ()) if part in PROJECTIONS]
+    if not variant.selected.any():
+        if changed:
+            return f"This adapter has no DEX: it changes {', '.join(changed)} of every layer, {name} included."
+        return "There is no DEX adapter in this variant. Choose one under Change model and press Run."
+    below = variant.selected[:layer].any()
+    cause = "what changes in it comes from layers below" if below else "nothing below it is adapted, so it equals the base"
+    if changed:
+        cause = f"what changes in it comes from {', '.join(changed)}, which this adapter changes in every layer"
+    return f"DEX leaves {name} alone; {cause}. Heads with a dot are adapted."
 
 
 def _held(variant: Capture, name: str) -> str:

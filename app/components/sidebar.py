@@ -41,7 +41,7 @@ def _pair(choice: Selection) -> None:
         st.badge(plain(f"Base: {titles.get(pair.base, pair.base)}"), color="blue")
         st.caption(_base_text(info, stored))
         st.badge(plain(f"Variant: {_variant_name(pair)}"), color="orange")
-        st.caption(_variant_text(pair, info, stored))
+        st.caption(variant_text(pair, info, stored))
         if pair != choice.pair:
             chosen = f"{titles.get(choice.pair.base, choice.pair.base)}; variant: {_variant_name(choice.pair)}"
             st.caption(f"Chosen: {plain(chosen)}. It takes effect with Run.")
@@ -58,17 +58,21 @@ def _base_text(info: PairInfo | None, stored: bool) -> str:
 
 
 def _variant_name(pair: PairSpec) -> str:
-    return "the base itself" if pair.adapter is None else f"DEX, {pair.adapter}"
+    return "the base itself" if pair.adapter is None else f"adapter {pair.adapter}"
 
 
-def _variant_text(pair: PairSpec, info: PairInfo | None, stored: bool) -> str:
+def variant_text(pair: PairSpec, info: PairInfo | None, stored: bool) -> str:
+    """What the variant is: its λ and adapted heads, the projections that it changes, or that there is none."""
     if pair.adapter is None:
         return "Choose an adapter to compare."
     if info is None:
         return "Of the example on screen." if stored else "Not loaded yet."
     lam = [value for value, heads in zip(info.lam, info.selected, strict=True) if heads]
-    ends = dict.fromkeys((three(min(lam)), three(max(lam)))) if lam else {}
-    return f"λ {' to '.join(ends)}; adapts {sum(map(len, info.selected))} of {info.layers * info.heads} heads"
+    parts = [f"changes {', '.join(info.projections)}"] if info.projections else []
+    if lam:
+        ends = dict.fromkeys((three(min(lam)), three(max(lam))))
+        parts.insert(0, f"λ {' to '.join(ends)}; adapts {sum(map(len, info.selected))} of {info.layers * info.heads} heads")
+    return "; ".join(parts)
 
 
 def _model_choice(choice: Selection, known: list[ModelInfo], titles: dict[str, str]) -> None:
