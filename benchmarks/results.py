@@ -15,15 +15,15 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from benchmarks.results_page import METHODS, SEEDS, write_page
+from benchmarks.results_page import KL_EVERY, METHODS, SEEDS, write_page
 from dexviz.engine import share_cores
-from dexviz.heldout import held_out_pieces, measure
+from dexviz.heldout import block_losses, held_out_blocks, held_out_pieces, measure
 from dexviz.models import LoadedModel, View, load_model, make_pair
 from dexviz.needle_scores import score
 from dexviz.needles import Needle, NeedleMaker
@@ -61,7 +61,8 @@ def _runs() -> None:
     needles = NeedleMaker(loaded.tokenizer, loaded.max_tokens).grid(LENGTHS, DEPTHS, PER_CELL, 0)
     with _claim("base") as mine:
         if mine:
-            _measure(loaded, None, needles, RUNS / "base.json", {})
+            view = View("base", loaded, title=loaded.name)
+            _measure(loaded, None, needles, RUNS / "base.json", {}, block_losses(view, held_out_blocks(view)))
     base = _awaited(RUNS / "base.json")
     before = np.array(base["loss"])
     for seed in SEEDS:
@@ -79,7 +80,7 @@ def _run(loaded: LoadedModel, name: str, seed: int, needles: list[Needle], befor
     result = train(loaded, folder, settings, base_losses=before, on_step=_note)
     seconds = time.perf_counter() - start
     about = {"parameters": result.parameters, "seconds": seconds, "lambda": result.lambdas, "config": asdict(settings)}
-    _measure(loaded, str(folder), needles, RUNS / f"{name}-{seed}.json", about)
+    _measure(loaded, str(folder), needles, RUNS / f"{name}-{seed}.json", about, result.block_losses)
     print(f"{name}, seed {seed}: {100 * result.change:+.2f} % in {seconds:.0f} s", flush=True)
 
 
@@ -88,16 +89,19 @@ def _note(line: dict) -> None:
         print(f"step {line['step']}: loss {line['loss']:.4f}", flush=True)
 
 
-def _measure(loaded: LoadedModel, adapter: str | None, needles: list[Needle], path: Path, about: dict) -> None:
-    """Losses and KL of every held-out block, and log-likelihoods of every needle's candidates, the right one first."""
+def _measure(
+    loaded: LoadedModel, adapter: str | None, needles: list[Needle], path: Path, about: dict, losses: np.ndarray
+) -> None:
+    """Keep the losses of every held-out block, KL of every third, and log-likelihoods of every needle's candidates."""
     base = View("base", loaded, title=loaded.name)
     view = make_pair(loaded, adapter=adapter).variant if adapter else base
-    totals = measure(base, view if adapter else None, held_out_pieces(base))
+    pieces = held_out_pieces(base)
+    third = replace(pieces, ids=pieces.ids[::KL_EVERY], document=pieces.document[::KL_EVERY])
     found = {
         **about,
-        "tokens": totals.tokens.tolist(),
-        "loss": (totals.variant if totals.variant is not None else totals.base).tolist(),
-        "kl": totals.kl.tolist() if totals.kl is not None else None,
+        "tokens": [len(ids) - 1 for ids in pieces.ids],
+        "loss": losses.tolist(),
+        "kl": measure(base, view, third).kl.tolist() if adapter else None,
         "needles": [{"length": n.length, "depth": n.depth} for n in needles],
         "candidates": np.asarray(score(view, needles)).tolist(),
     }

@@ -11,7 +11,7 @@ import hashlib
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ from dexviz.models import LoadedModel, View, differential, make_pair
 from dexviz.plan_file import read_plan
 from dexviz.train_config import TrainConfig
 from dexviz.trainee import Trainee
-from dexviz.trainer import run
+from dexviz.trainer import enough_memory, run
 from dexviz.training_log import OnStep, TrainingLog
 
 __all__ = ["TrainConfig", "TrainResult", "train"]
@@ -59,6 +59,8 @@ class TrainResult:
     """Trained parameters."""
     interval: tuple[float, float] | None = None
     """95 % bootstrap interval of `change` over the held-out blocks; None where there is one block only."""
+    block_losses: np.ndarray = field(default_factory=lambda: np.zeros(0), repr=False, compare=False)
+    """Sum of the variant's losses of each held-out block, nats, float64 [blocks]."""
 
     @property
     def change(self) -> float:
@@ -94,7 +96,7 @@ def train(
     if loaded.layout.differential:
         raise differential(loaded)
     base = View("base", loaded, title=loaded.name)
-    with processes.together(loaded.model.device):
+    with enough_memory(config), processes.together(loaded.model.device):
         folder = work_folder(partial(out)) if processes.index() == 0 else nullcontext(partial(out))
         with folder as work:
             before = base_losses if base_losses is not None else processes.shared_losses(base, held_out_blocks(base))
@@ -125,6 +127,7 @@ def _train(
         lambdas=tuple(adapter.lambdas()),
         steps=steps,
         parameters=parameters,
+        block_losses=after,
         interval=change_interval(before, after),
     )
     if processes.index() == 0:
@@ -204,7 +207,8 @@ def _identity(loaded: LoadedModel, adapter: DexAdapter, blocks: Blocks, config: 
         "config": asdict(config),
         "dex": adapter.config.to_json() | {"heads": [list(heads) for heads in adapter.config.heads]},
         "base_fingerprint": loaded.fingerprint,
-        "dtype": str(loaded.model.dtype),
+        "base_model": loaded.name,
+        "dtype": str(loaded.model.dtype).removeprefix("torch."),
         "processes": processes.count(),
         "text": {name: _checksum(getattr(blocks, name)) for name in ("training", "validation")},
     }
