@@ -157,8 +157,8 @@ steps of 4 blocks of 256 tokens (102,400 tokens); AdamW, cosine; T = 50; bf16 au
 seed decides first weights, text and, for DEX, the calibration text on which heads are selected.
 
 Measured in float32, from the half-precision files on disk: held-out loss on the whole 2026 address ({blocks} blocks of 256,
-{tokens:,} predicted tokens); KL(base‖variant) of the next-token distributions on every third block; needle: {prompts} prompts of
-256 and 512 tokens with the fact at five depths, the right answer against four wrong ones of the same kind by log-likelihood
+{tokens:,} predicted tokens); KL(base‖variant) of the next-token distributions on every third block; needle: {prompts} prompts
+of 256 and 512 tokens with the fact at five depths, the right answer against four wrong ones of the same kind by log-likelihood
 (chance: 20 %). Brackets are 95 % bootstrap intervals over blocks or prompts, after averaging over seeds; they do not contain
 the spread between seeds, which the column “by seed” shows. Time: training on one core, two runs at once, on a shared machine.
 
