@@ -11,6 +11,7 @@ import tempfile
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -71,8 +72,17 @@ def writing(work: Path) -> Iterator[None]:
         raise TrainingError(f"room to write to {work}", reason, todo) from error
 
 
-def saved_config(out: Path) -> TrainConfig | None:
-    """The settings of the run that was stopped on its way to `out`, or None where there is none.
+@dataclass(frozen=True)
+class StoppedRun:
+    """What a run that was stopped had been asked for."""
+
+    config: TrainConfig
+    base_model: str
+    dtype: str
+
+
+def stopped_run(out: Path) -> StoppedRun | None:
+    """The run that was stopped on its way to `out`, or None where there is none.
 
     Raises:
         TrainingError: its file of settings is damaged.
@@ -80,10 +90,13 @@ def saved_config(out: Path) -> TrainConfig | None:
     settings = partial(out) / _SETTINGS
     if not settings.is_file():
         return None
+    found = _read(settings)
     try:
-        return TrainConfig(**_read(settings)["config"])
+        return StoppedRun(TrainConfig(**found["config"]), str(found["base_model"]), str(found["dtype"]))
     except (KeyError, TypeError) as error:
-        raise TrainingError(f"the settings of a run in {settings}", str(error), f"Remove {settings.parent}.") from error
+        got = f"{type(error).__name__}: {error}"
+        todo = f"Remove {settings.parent}, or leave --resume out to start anew."
+        raise TrainingError(f"the settings of a run in {settings}", got, todo) from error
 
 
 def last_checkpoint(work: Path, identity: dict[str, Any], *, resume: bool = False) -> Path | None:
@@ -98,9 +111,10 @@ def last_checkpoint(work: Path, identity: dict[str, Any], *, resume: bool = Fals
     """
     settings = work / _SETTINGS
     before = _read(settings)
-    if before != identity:
+    depends = [name for name in identity if name != "base_model"]  # a name, not what the weights depend on
+    if any(before.get(name) != identity[name] for name in depends):
         if resume and before:
-            differ = [name for name in identity if name != "config" and before.get(name) != identity[name]]
+            differ = [name for name in depends if name != "config" and before.get(name) != identity[name]]
             differ += differing(before.get("config", {}), identity["config"])
             raise TrainingError(
                 f"the settings, text and base of the run that was stopped in {work}",

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any, NoReturn
 
-from dexviz import __version__, commands
+from dexviz import __version__, commands, processes
 from dexviz.catalogue import DEFAULT_MODEL
 from dexviz.corpora import SOTU
 from dexviz.engine import share_cores
@@ -45,9 +45,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     share_cores()
     try:
         answer, text = arguments.run(arguments)
-        print(_as_json(answer) if arguments.json else text, flush=True)
+        if processes.index() == 0:
+            print(_as_json(answer) if arguments.json else text, flush=True)
     except DexvizError as error:
-        print(f"dexviz: error: {error}", file=sys.stderr)
+        whose = f" (process {processes.index()})" if processes.index() else ""
+        print(f"dexviz: error{whose}: {error}", file=sys.stderr)
         return BAD_INPUT
     except (KeyboardInterrupt, Cancelled):
         return INTERRUPTED
@@ -132,7 +134,7 @@ def _run_options(group: argparse._ActionsContainer) -> None:
     group.add_argument("--device", type=_name, help="cpu, cuda, … (default: DEXVIZ_DEVICE, else CUDA where there is one)")
     types = "float32, bfloat16 or float16 (default: bfloat16 on CUDA, float32 on the CPU)"
     group.add_argument("--dtype", type=_name, help=types)
-    group.add_argument("--seed", type=_seed, default=0, help="seed of everything random (default: %(default)s)")
+    group.add_argument("--seed", type=_seed, default=0, help="seed of everything random (default: 0)")
 
 
 def _prompt_options(parser: argparse.ArgumentParser) -> None:
@@ -172,7 +174,7 @@ def _train(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=_name, metavar="DIR", required=True, help=out)
     _base_option(parser)
     _run_options(parser)
-    parser.set_defaults(seed=None)
+    parser.set_defaults(model=None, seed=None)  # not given: the stopped run's with --resume
     group = parser.add_argument_group("training")
     presets = 'settings by name: "quick" for a laptop\'s CPU, "paper" for a GPU; other options change them'
     group.add_argument("--preset", choices=tuple(PRESETS), help=presets)
@@ -252,7 +254,7 @@ def _eval(parser: argparse.ArgumentParser) -> None:
 
 
 def _base_option(parser: argparse.ArgumentParser) -> None:
-    default = "base model (default: %(default)s)"
+    default = f"base model (default: {DEFAULT_MODEL})"
     parser.add_argument("--model", type=_name, metavar="NAME", default=DEFAULT_MODEL, help=default)
 
 

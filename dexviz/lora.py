@@ -11,8 +11,10 @@ from contextlib import contextmanager
 
 import torch
 from torch import nn
+from transformers.pytorch_utils import Conv1D
 
 from dexviz import deltas, projection
+from dexviz.attention import attach
 from dexviz.dex import DexAdapter, DexConfig
 from dexviz.errors import AdapterError, TrainingError
 from dexviz.models import LoadedModel, View
@@ -79,6 +81,7 @@ def injected(loaded: LoadedModel) -> Iterator[dict[str, nn.Module]]:
         raise TrainingError("the package peft, which trains LoRA", "none", todo) from error
     wanted = ranks(loaded)
     originals = {name: loaded.model.get_submodule(name) for name in wanted}
+    attach(loaded.model, None)  # an adapter that was trained before would act while LoRA is trained
     settings = peft.LoraConfig(
         r=min(wanted.values()),
         lora_alpha=min(wanted.values()),
@@ -87,13 +90,20 @@ def injected(loaded: LoadedModel) -> Iterator[dict[str, nn.Module]]:
         target_modules=list(wanted),
         lora_dropout=0.0,
         bias="none",
+        fan_in_fan_out=all(isinstance(module, Conv1D) for module in originals.values()),
     )
     trainable = {name: p.requires_grad for name, p in loaded.model.named_parameters()}
     try:
         peft.inject_adapter_in_model(settings, loaded.model, adapter_name=_PEFT_NAME)
-        yield {name: loaded.model.get_submodule(name) for name in wanted}
+        layers = {name: loaded.model.get_submodule(name) for name in wanted}
+        for layer in layers.values():
+            for p in layer.parameters():
+                if p.requires_grad:
+                    p.data = p.data.float()  # peft takes the base's type, in which small steps would be lost
+        yield layers
     finally:
         for name, module in originals.items():
             loaded.model.set_submodule(name, module)
         for name, p in loaded.model.named_parameters():
             p.requires_grad_(trainable[name])
+        loaded.model.__dict__.pop("peft_config", None)

@@ -37,12 +37,14 @@ def together(device: torch.device) -> Iterator[None]:
         yield
         return
     from accelerate import PartialState
+    from accelerate.state import AcceleratorState
 
     PartialState(cpu=device.type == "cpu")
     try:
         yield
     finally:
         dist.destroy_process_group()
+        AcceleratorState._reset_state(reset_partial_state=True)  # it would believe that they are still joined
 
 
 def wait() -> None:

@@ -6,6 +6,8 @@ the logged norms are those of the optimiser's step.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +43,7 @@ def run(
         resume: refuse to start anew where the stopped run was of something else.
 
     Raises:
-        TrainingError: the loss or a weight became NaN or infinite (says at which step), memory or the disk is full.
+        TrainingError: the loss or a weight became NaN or infinite (says at which step), or the disk is full.
     """
     if processes.index() == 0:
         with writing(work):
@@ -56,23 +58,31 @@ def run(
         optimizers=(optimizer(trainee, config), None),
     )
     trainer.pop_callback(PrinterCallback)
-    try:
+    step = _stopped(last, trainer, config)
+    if step is None:
         trainer.train(resume_from_checkpoint=str(last) if last is not None else None)
-    except (MemoryError, RuntimeError) as error:
-        raise _out_of_memory(error, config) from error
+        step = trainer.state.global_step
     if log.failed_at is not None:
         raise TrainingError(
             "a finite loss and finite weights",
             f"NaN or infinity at step {log.failed_at}",
             "Choose a lower learning rate; training then starts anew.",
         )
-    step, best = trainer.state.global_step, trainer.log_callback().stopping
+    best = log.stopping
     if best.weights and best.step != step:
         trainee.load_state_dict(best.weights)
         step = best.step
     trainee.set_step(step)
     trainee.finish()
     return step
+
+
+def _stopped(last: Path | None, trainer: _AdapterTrainer, config: TrainConfig) -> int | None:
+    """The step of a checkpoint at which training had stopped early already, which is loaded; None where it is to go on."""
+    if last is None or not config.patience:
+        return None
+    trainer._load_from_checkpoint(str(last))
+    return int(last.name.split("-")[1]) if trainer.log_callback().stopping.waited >= config.patience else None
 
 
 def _arguments(trainee: Trainee, config: TrainConfig, work: Path) -> TrainingArguments:
@@ -112,13 +122,18 @@ def _is_bf16(precision: str, device: torch.device) -> bool:
     return device.type == "cpu" and torch.cpu._is_amx_tile_supported()
 
 
-def _out_of_memory(error: Exception, config: TrainConfig) -> Exception:
-    """One clear line where memory ran out; any other error as it is."""
-    text = str(error)
-    if not isinstance(error, MemoryError | torch.OutOfMemoryError) and "allocate memory" not in text:
-        return error
-    got = f"too little for {config.batch} blocks of {config.block} tokens: {' '.join(text.split())[:120]}"
-    return TrainingError("room in memory for a batch", got, "Choose a smaller --batch (with --accumulate) or --block.")
+@contextmanager
+def enough_memory(config: TrainConfig) -> Iterator[None]:
+    """Turns a lack of memory into a TrainingError; on the CPU torch reports it as a RuntimeError."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        text = " ".join(str(error).split())
+        if not isinstance(error, MemoryError | torch.OutOfMemoryError) and "allocate memory" not in text:
+            raise
+        got = f"too little for {config.batch} blocks of {config.block} tokens: {text[:120]}"
+        todo = "Choose a smaller --batch (with --accumulate) or --block."
+        raise TrainingError("room in memory for a batch", got, todo) from error
 
 
 class _AdapterTrainer(Trainer):

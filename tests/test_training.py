@@ -220,7 +220,11 @@ def test_a_full_disk_is_one_clear_error(root: Path, loaded: LoadedModel, tmp_pat
     [
         ({"data": "nowhere.txt"}, TrainingError, "nowhere.txt"),
         ({"block": 100_000}, TrainingError, "blocks of at most"),
-        ({"block": 16, "calibration_blocks": 250}, TrainingError, "more than 250 blocks of 16 tokens"),
+        (
+            {"block": 16, "calibration_blocks": 250},
+            TrainingError,
+            "more than 252 blocks of 16 tokens, which calibration and validation take",
+        ),
         ({"heads_per_layer": 99}, AdapterError, "heads a layer"),
     ],
 )

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dexviz import catalogue
-from dexviz.checkpoints import saved_config
+from dexviz.checkpoints import StoppedRun, stopped_run
 from dexviz.commands.common import Answer, load, new_folder, note, note_progress, quiet_libraries
 from dexviz.commands.step_progress import StepProgress
 from dexviz.errors import AdapterError
@@ -22,14 +22,22 @@ def train(arguments: Namespace) -> Answer:
 
     quiet_libraries()
     out = new_folder(arguments.out, replaces=catalogue.ADAPTER_CONFIG)
-    config = train_config(arguments)
-    loaded = load_model(arguments.model, device=arguments.device, dtype=arguments.dtype, progress=note_progress)
+    stopped = _to_resume(arguments)
+    config = train_config(arguments, stopped)
+    name = arguments.model or (stopped.base_model if stopped else catalogue.DEFAULT_MODEL)
+    dtype = arguments.dtype or (stopped.dtype if stopped else None)
+    loaded = load_model(name, device=arguments.device, dtype=dtype, progress=note_progress)
     progress = StepProgress(config)
     try:
         result = run(loaded, out, config, resume=arguments.resume, on_step=progress)
     finally:
         progress.close()
-    losses = {"base": asdict(result.base), "variant": asdict(result.variant), "relative_change": result.change}
+    losses = {
+        "base": asdict(result.base),
+        "variant": asdict(result.variant),
+        "relative_change": result.change,
+        "relative_change_95": result.interval,
+    }
     answer = {
         "model": loaded.name,
         "method": config.method,
@@ -45,16 +53,21 @@ def train(arguments: Namespace) -> Answer:
     return answer, f"{summary}{early}\nadapter at {result.folder}"
 
 
-def train_config(arguments: Namespace) -> TrainConfig:
-    """The defaults, changed by the preset or, with --resume, by the stopped run's settings, then by the options given."""
+def _to_resume(arguments: Namespace) -> StoppedRun | None:
+    if not arguments.resume:
+        return None
+    stopped = stopped_run(Path(arguments.out))
+    if stopped is None:
+        note(f"nothing to resume beside {arguments.out}: training starts anew")
+    return stopped
+
+
+def train_config(arguments: Namespace, stopped: StoppedRun | None = None) -> TrainConfig:
+    """The defaults, changed by the preset or else by the stopped run's settings, then by the options given."""
     given = {field.name: value for field in fields(TrainConfig) if (value := getattr(arguments, field.name, None)) is not None}
     start: dict[str, Any] = dict(PRESETS[arguments.preset]) if arguments.preset else {}
-    if arguments.resume:
-        saved = saved_config(Path(arguments.out))
-        if saved is None:
-            note(f"nothing to resume beside {arguments.out}: training starts anew")
-        elif not start:
-            start = asdict(saved)
+    if stopped is not None and not start:
+        start = asdict(stopped.config)
     return TrainConfig(**{**start, **given})
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from argparse import Namespace
 from collections.abc import Callable
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dexviz import catalogue
+from dexviz import catalogue, processes
 from dexviz.errors import AdapterError
 
 if TYPE_CHECKING:
@@ -73,12 +72,12 @@ def quiet_libraries() -> None:
 
 def note(text: str) -> None:
     """A line on standard error; of several processes of one run, only the first speaks."""
-    if os.environ.get("RANK", "0") != "0":
+    if processes.index():
         return
     print(f"dexviz: {text}", file=sys.stderr, flush=True)
 
 
 def note_progress(stage: str, done: int, total: int) -> None:
     """One line that counts up on a terminal; nothing elsewhere."""
-    if sys.stderr.isatty() and os.environ.get("RANK", "0") == "0":
+    if sys.stderr.isatty() and processes.index() == 0:
         print(f"\rdexviz: {stage} {done}/{total}", end="\n" if done >= total else "", file=sys.stderr, flush=True)
