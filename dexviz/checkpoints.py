@@ -114,8 +114,9 @@ def last_checkpoint(work: Path, identity: dict[str, Any], *, resume: bool = Fals
     depends = [name for name in identity if name != "base_model"]  # a name, not what the weights depend on
     if any(before.get(name) != identity[name] for name in depends):
         if resume and before:
-            differ = [name for name in depends if name != "config" and before.get(name) != identity[name]]
-            differ += differing(before.get("config", {}), identity["config"])
+            settings_too = differing(before.get("config", {}), identity["config"])
+            follows = ("config", "dex", "text") if settings_too else ("config",)  # other settings may read other text
+            differ = [name for name in depends if name not in follows and before.get(name) != identity[name]] + settings_too
             raise TrainingError(
                 f"the settings, text and base of the run that was stopped in {work}",
                 f"another {', '.join(differ)}",
