@@ -94,7 +94,7 @@ def test_a_plan_goes_from_selection_to_training(run: Run, root: Path, tmp_path: 
 
 def test_eval_answers_with_the_documented_keys(run: Run, root: Path, tmp_path: Path) -> None:
     assert run("train", *options(root, steps=1), "--out", tmp_path / "out")[0] == 0
-    small = ("--needles", "0", "--rounds", "1", "--resamples", "50", "--block", "64")
+    small = ("--needles", "0", "--rounds", "1", "--resamples", "100", "--block", "64")
     status, out, err = run("eval", "--adapter", tmp_path / "out", *small, "--json")
     assert (status, err) == (0, "")
     answer = json.loads(out)

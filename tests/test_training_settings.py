@@ -192,7 +192,7 @@ def test_families_are_trained_judged_and_merged(family: str, tmp_path: Path, mon
     for mode in ("adapter", "full"):
         result = train(base, tmp_path / mode, config(tmp_path, **changes, mode=mode))
         pair = make_pair(base, adapter=str(tmp_path / mode))
-        judged = evaluate(pair, EvalConfig(needles=0, speed=False, resamples=50))
+        judged = evaluate(pair, EvalConfig(needles=0, speed=False, resamples=100))
         assert judged.held_out.loss.variant is not None
         assert judged.held_out.loss.variant.mean == pytest.approx(result.variant.mean, rel=2e-3)
         assert result.variant.mean != result.base.mean
