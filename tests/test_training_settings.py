@@ -162,7 +162,7 @@ def test_a_plan_that_does_not_fit_is_refused(root: Path, loaded: LoadedModel, tm
 def test_a_lack_of_memory_is_one_clear_error(
     where: str, root: Path, loaded: LoadedModel, tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise RuntimeError("[enforce fail at alloc_cpu.cpp:121] .\nDefaultCPUAllocator: can't allocate memory: tried 64 GiB")
 
     monkeypatch.setattr(*((Trainee, "forward") if where == "training" else (training, "mean_entropy")), fail)
@@ -172,7 +172,7 @@ def test_a_lack_of_memory_is_one_clear_error(
 
 
 def test_other_errors_stay_what_they_are(root: Path, loaded: LoadedModel, tmp_path: Path, monkeypatch: Patch) -> None:
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise RuntimeError("a fault of ours")
 
     monkeypatch.setattr(Trainee, "forward", fail)
