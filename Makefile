@@ -54,8 +54,8 @@ bench: setup fetch
 	$(PY) -m benchmarks.gpu --smoke
 
 adapter: setup fetch
-	$(PY) -m dexviz train --model $(MODEL) --out adapters/$(MODEL) --steps 300 --anneal 100 --precision bf16 \
-	  --evaluate-every 100 --seed 0
+	$(PY) -m dexviz train --model $(MODEL) --data sotu:1990-2024 --out adapters/$(MODEL) --steps 150 --anneal 50 \
+	  --precision bf16 --evaluate-every 50 --seed 0
 
 results: setup-dev fetch
 	$(PY) -m benchmarks.results

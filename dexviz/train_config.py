@@ -30,7 +30,7 @@ class TrainConfig:
     mode: str | None = None
     """"adapter": what the method adds. "full": W_K, W_V and W_O too, the paper's setting. None: the method's own."""
     data: str = SOTU
-    """Corpus: "sotu", a text file or folder, a .jsonl file, or a data set id."""
+    """Corpus: "sotu", some years of it as in "sotu:1990-2024", a text file or folder, a .jsonl file, or a data set id."""
     column: str = "text"
     """Where JSONL lines and data sets keep the text."""
     steps: int = 100

