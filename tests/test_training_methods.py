@@ -142,7 +142,7 @@ def test_saved_factors_are_pefts_model(family: str) -> None:
     with torch.no_grad(), make_pair(base, adapter=adapter).variant.active():
         got = base.model(ids).logits
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
-    assert float((got - stock).abs().max()) > 0.01
+    assert float((got - stock).detach().abs().max()) > 0.01
 
 
 def test_pefts_layers_go_when_training_fails(root: Path, loaded: LoadedModel, tmp_path: Path) -> None:
@@ -184,7 +184,8 @@ def test_a_damaged_checkpoint_is_passed_over(damage: str, root: Path, loaded: Lo
     killed_at(5, loaded, tmp_path / "out", config(root, steps=6))
     file = tmp_path / "out.partial" / "checkpoints" / "checkpoint-4" / damage
     content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 0xFF
+    middle = slice(len(content) // 4, len(content) // 2)  # wider than the padding between the archive's parts
+    content[middle] = bytes(byte ^ 0xFF for byte in content[middle])
     file.write_bytes(content[: len(content) - (damage == "optimizer.pt") * 40])
     resumed: list[dict] = []
     train(loaded, tmp_path / "out", config(root, steps=6), resume=True, on_step=resumed.append)

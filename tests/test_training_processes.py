@@ -6,14 +6,10 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
-import torch
 
-from dexviz.adapter import load_adapter
-from dexviz.models import load_model
 from tests.cli_runs import ROOT
 from tests.training_runs import base_and_text, options
 
@@ -82,30 +78,10 @@ def test_two_processes_are_one_with_twice_the_batch(root: Path, tmp_path: Path, 
     assert answer["held_out"]["variant"]["mean"] == pytest.approx(told["variant"]["mean"], rel=1e-5)
 
 
-def test_processes_that_are_killed_go_on(root: Path, tmp_path: Path, together: tuple[Path, str, str]) -> None:
-    log = tmp_path / "out.partial" / "training_log.jsonl"
-    asked = (*options(root, **RUN, batch=2), "--out", tmp_path / "out")
-    started = start(2, *asked)
-    end = time.monotonic() + LIMIT
-    while not (log.is_file() and log.read_text().count("\n") >= 5):
-        assert started.poll() is None
-        assert time.monotonic() < end
-        time.sleep(0.01)
-    stop(started)
-    assert not (tmp_path / "out").exists()
-    status, _, err = finished(start(2, "--resume", "--out", tmp_path / "out"))
-    assert status == 0, err
-    assert log_of(tmp_path / "out") == log_of(together[0] / "out")
-    loaded = load_model(str(root / "base"))
-    one, other = (load_adapter(str(folder / "out"), loaded).state_dict() for folder in (tmp_path, together[0]))
-    for name, tensor in one.items():
-        assert torch.equal(tensor, other[name]), name
-
-
 def test_an_error_ends_all_processes(root: Path, tmp_path: Path) -> None:
     status, out, err = finished(start(2, *options(root, data=tmp_path / "none.txt"), "--out", tmp_path / "out"))
     assert status != 0
     assert out == ""
     assert "none.txt" in err
-    assert "Traceback (most recent call last)" not in err.partition("torch.distributed.elastic")[0]
+    assert f'File "{ROOT / "dexviz"}' not in err, "torchrun's own traceback stays, ours does not come"
     assert list(tmp_path.iterdir()) == []

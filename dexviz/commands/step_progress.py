@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from collections.abc import Mapping
@@ -33,7 +34,9 @@ class StepProgress:
             note(self._text(line, step, now))
             return
         if self.bar is None:
-            self.bar = tqdm(total=self.steps, initial=step - 1, desc="train", unit="step", dynamic_ncols=True)
+            size = shutil.get_terminal_size((100, 24))  # on a terminal that tells no size tqdm would show nothing
+            shape = {"ncols": size.columns, "nrows": size.lines}
+            self.bar = tqdm(total=self.steps, initial=step - 1, desc="train", unit="step", **shape)
         self.bar.set_postfix_str(_values(line) + self._speed(step, now), refresh=False)
         self.bar.update(step - self.bar.n)
 
