@@ -24,6 +24,7 @@ from dexviz.attention import AttentionCall
 from dexviz.dex import DexAdapter, select
 from dexviz.errors import BudgetError, Cancelled, CaptureError, PromptError
 from dexviz.headmaps import MapWriter, check_room
+from dexviz.kernels.backend import chosen
 from dexviz.kernels.rows import row_statistics
 from dexviz.kernels.similarity import Gram, JensenShannon, linear_cka
 from dexviz.kernels.softmax import row_blocks
@@ -245,8 +246,8 @@ class _Recording:
         return stacked
 
     def _provenance(self) -> Mapping[str, Any]:
-        loaded, model = self.view.loaded, self.view.model
-        adapter = self.view.adapter
+        loaded, model, adapter = self.view.loaded, self.view.model, self.view.adapter
+        kernels = chosen(model.device)
         return {
             "model": loaded.name,
             "view": self.view.name,
@@ -256,7 +257,8 @@ class _Recording:
             "pairing": "p, p + H/2" if self.view.layout.differential else None,
             "dtype": str(model.dtype).removeprefix("torch."),
             "device": str(model.device),
-            "kernels": "eager",
+            "kernels": kernels.name,
+            "kernels_note": kernels.note,
             "checks": dict(self.view.layout.checks),
             "versions": {
                 "python": platform.python_version(),

@@ -1,0 +1,91 @@
+"""The choice of kernels: made once, overridden by a variable, and never changed in silence."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from dexviz.errors import CaptureError, DexvizError
+from dexviz.kernels import backend
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch):
+    monkeypatch.setattr(backend, "_failures", {})
+    monkeypatch.delenv(backend.VARIABLE, raising=False)
+    backend._choice.cache_clear()
+    yield
+    backend._choice.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("asked", "device", "name"),
+    [(None, CPU, "eager"), (None, CUDA, "triton"), ("", CUDA, "triton"), ("eager", CUDA, "eager"), ("triton", CUDA, "triton")],
+)
+def test_the_device_decides_unless_the_variable_does(monkeypatch, asked, device, name):
+    if asked is not None:
+        monkeypatch.setenv(backend.VARIABLE, asked)
+    assert backend.chosen(device) == backend.Backend(name)
+
+
+def test_an_unknown_backend_is_refused(monkeypatch):
+    monkeypatch.setenv(backend.VARIABLE, "cuda")
+    with pytest.raises(DexvizError, match="Expected DEXVIZ_KERNELS to be eager or triton, got 'cuda'"):
+        backend.chosen(CPU)
+
+
+def test_triton_on_a_cpu_needs_its_interpreter(monkeypatch):
+    monkeypatch.setenv(backend.VARIABLE, "triton")
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(DexvizError, match="Expected a CUDA device for DEXVIZ_KERNELS=triton, got cpu"):
+        backend.chosen(CPU)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert backend.chosen(CPU).name == "triton"
+
+
+def broken() -> str:
+    raise RuntimeError("out of\nregisters")
+
+
+def test_a_failure_falls_back_once_and_says_why(caplog):
+    with caplog.at_level(logging.WARNING):
+        assert backend.attempt(CUDA, broken, lambda: "eager") == "eager"
+    assert backend.attempt(CUDA, lambda: "triton", lambda: "eager") == "eager"
+    note = "Triton failed on cuda, eager kernels took over. RuntimeError: out of registers"
+    assert backend.chosen(CUDA) == backend.Backend("eager", note)
+    assert [record.message for record in caplog.records] == [note]
+
+
+def test_what_is_no_fault_of_triton_is_raised():
+    def refused() -> str:
+        raise CaptureError("a", "b", "C.")
+
+    with pytest.raises(CaptureError):
+        backend.attempt(CUDA, refused, lambda: "eager")
+    assert backend.chosen(CUDA).name == "triton"
+
+
+def test_the_eager_path_loads_no_triton_kernel():
+    code = (
+        "import sys, torch; before = set(sys.modules); from dexviz import recorder, training; from dexviz.kernels.dex import *;"
+        "dex_output(torch.ones(1, 1, 1, 1), torch.ones(1, 1), torch.ones(()), torch.tensor([0]));"
+        "print(*(n for n in set(sys.modules) - before if n.startswith('dexviz.kernels.triton')))"
+    )
+    root = Path(__file__).resolve().parent.parent
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=root,
+        env={**os.environ, "DEXVIZ_KERNELS": ""},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == []
