@@ -65,13 +65,14 @@ def _what(dex: DexConfig, loaded: LoadedModel, config: TrainConfig) -> str:
     if not config.adapts_heads:
         return f"A control of DEX (arXiv 2505.16333) on `{loaded.name}`: {METHODS[config.method]}."
     heads = [len(layer) for layer in dex.heads]
+    number = " to ".join(str(n) for n in sorted({min(heads), max(heads)}))
     chosen = "those of a plan" if config.heads else "those with the highest attention entropy"
     kind = (
         "A differential extension (DEX, arXiv 2505.16333)" if config.method == "dex" else "A control of DEX (arXiv 2505.16333)"
     )
     return (
         f"{kind} of `{loaded.name}`: O' = {METHODS[config.method].split(',')[0]} on {sum(heads)} of\n"
-        f"{len(heads) * dex.query_heads} heads ({min(heads)} to {max(heads)} a layer, {chosen})."
+        f"{len(heads) * dex.query_heads} heads ({number} a layer, {chosen})."
     )
 
 
