@@ -60,6 +60,10 @@ class ScoreBlock:
     c0: int
     c1: int
 
+    def head(self, index: int) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """One head's part: (S [R, C], the softmax map of each term)."""
+        return self.s_SRC[index], tuple(a_SRC[index] for a_SRC in self.a_TSRC)
+
 
 def score_rows(score: ScoreMap, start: int, stop: int) -> ScoreBlock:
     """S of all score heads for the rows [start, stop). One prompt (batch of one)."""

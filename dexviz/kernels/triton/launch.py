@@ -23,3 +23,8 @@ def dot_settings(x: Tensor) -> tuple[str, bool]:
     """
     cuda = x.is_cuda and torch.version.hip is None
     return "tf32x3" if cuda else "ieee", interpreted() or x.dtype == torch.float64
+
+
+def rank_step(rank: int) -> int:
+    """How much of a term's rank a tile takes at a time: little, since float32 operands fill the shared memory."""
+    return min(padded(rank), 32)
