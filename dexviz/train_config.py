@@ -137,7 +137,15 @@ class TrainConfig:
 
 
 PRESETS: dict[str, dict[str, Any]] = {
-    "quick": {"mode": "adapter", "steps": 100, "block": 256, "batch": 4, "precision": "auto", "evaluate_every": 50},
+    "quick": {
+        "mode": "adapter",
+        "data": "sotu:1990-2024",
+        "steps": 100,
+        "block": 256,
+        "batch": 4,
+        "precision": "auto",
+        "evaluate_every": 50,
+    },
     "paper": {
         "mode": "full",
         "steps": 2000,
