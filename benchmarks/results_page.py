@@ -30,6 +30,8 @@ _TITLES = {
     "dex-plus": "dex-plus: O + λ · O W_D",
     "lora": "LoRA on W_O, matched parameters",
 }
+_CARD = """DEX among its controls, 100 steps each on addresses of all centuries (docs/results.md tells how; this adapter read later
+ones, so its own number above is not to be set against these):"""
 _PAIRS = (
     ("adapter", "dex-plus"),
     ("adapter", "lora"),
@@ -88,7 +90,7 @@ def write_page(runs: Path, root: Path) -> None:
     if COMPARISON in text:
         before, _, after = text.partition(COMPARISON)
         after = after.partition("\n| setting |")[2]
-        inserted = f"{COMPARISON}\n\nDEX among its controls, 100 steps each on addresses of all centuries (docs/results.md tells how; this adapter read\nlater ones, so its own number above is not to be set against these):\n\n{table}\n"
+        inserted = f"{COMPARISON}\n\n{_CARD}\n\n{table}\n"
         card.write_text(f"{before}{inserted}\n| setting |{after}", encoding="utf-8")
 
 
@@ -246,10 +248,10 @@ def _spread(rows: dict[str, Row]) -> str:
     shared = [[found[seed] for found in means if seed in found] for seed in SEEDS]
     methods = max(max(values) - min(values) for values in shared if values)
     return (
-        f"The loss of one method spreads over its seeds by up to {seeds:.3f} nats; methods of one seed lie within {methods:.3f}.\n"
-        "A seed draws about 18 of 248 addresses, of any century, so that what is read matters at least as much as how it is\n"
-        "learnt. The shipped adapter is trained on the addresses of 1990 to 2024 for that reason; its gain over the base is not\n"
-        "comparable with this table."
+        f"The loss of one method spreads over its seeds by up to {seeds:.3f} nats; methods of one seed lie within\n"
+        f"{methods:.3f}. A seed draws about 18 of 248 addresses, of any century, so that what is read matters at least as much\n"
+        "as how it is learnt. The shipped adapter is trained on the addresses of 1990 to 2024 for that reason; its gain over\n"
+        "the base is not comparable with this table."
     )
 
 
