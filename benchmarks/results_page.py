@@ -30,8 +30,8 @@ _TITLES = {
     "dex-plus": "dex-plus: O + λ · O W_D",
     "lora": "LoRA on W_O, matched parameters",
 }
-_CARD = """DEX among its controls, 100 steps each on addresses of all centuries (docs/results.md tells how; this adapter read later
-ones, so its own number above is not to be set against these):"""
+_CARD = """DEX among its controls, 100 steps each on addresses of all centuries (docs/results.md tells how; this adapter read
+later ones, so its own number above is not to be set against these):"""
 _PAIRS = (
     ("adapter", "dex-plus"),
     ("adapter", "lora"),
@@ -249,7 +249,7 @@ def _spread(rows: dict[str, Row]) -> str:
     methods = max(max(values) - min(values) for values in shared if values)
     return (
         f"The loss of one method spreads over its seeds by up to {seeds:.3f} nats; methods of one seed lie within\n"
-        f"{methods:.3f}. A seed draws about 18 of 248 addresses, of any century, so that what is read matters at least as much\n"
+        f"{methods:.3f}. A seed draws about 18 of 248 addresses, of any century, so that what is read matters as much\n"
         "as how it is learnt. The shipped adapter is trained on the addresses of 1990 to 2024 for that reason; its gain over\n"
         "the base is not comparable with this table."
     )
