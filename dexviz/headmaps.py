@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from dexviz.errors import BudgetError, CaptureError
+from dexviz.kernels.operators import Operators, with_operators
 from dexviz.kernels.softmax import row_blocks
-from dexviz.kernels.terms import ScoreBlock, head_rows
+from dexviz.kernels.terms import ScoreBlock
 from dexviz.kernels.tiles import Tiles, tile_edges
 from dexviz.records import SCORES, SPACES, HeadMap
 from dexviz.scores import LayerRecord, column_gains, score_map
@@ -50,11 +52,12 @@ class MapWriter:
     def add(self, block: ScoreBlock, index: int | None = None) -> None:
         """Take in one row block; `index` is the head's place in the block, where that holds fewer heads than the layer."""
         index = self.head if index is None else index
+        s_RC, a_TRC = block.head(index)
         if not self.terms:
-            self.terms = [np.zeros(self.shape, dtype=np.float32) for _ in block.a_TSRC]
-        self._place(self.scores, block, block.s_SRC[index])
-        for target, a_SRC in zip(self.terms, block.a_TSRC, strict=True):
-            self._place(target, block, a_SRC[index])
+            self.terms = [np.zeros(self.shape, dtype=np.float32) for _ in a_TRC]
+        self._place(self.scores, block, s_RC)
+        for target, a_RC in zip(self.terms, a_TRC, strict=True):
+            self._place(target, block, a_RC)
 
     def _place(self, target: np.ndarray, block: ScoreBlock, part_RC: Tensor) -> None:
         rows = slice(max(block.start, self.r0), min(block.stop, self.r1))
@@ -115,17 +118,36 @@ def head_map(
     r0, r1, c0, c1 = window or (0, n, 0, n)
     if not (0 <= r0 < r1 <= n and 0 <= c0 < c1 <= n):
         raise CaptureError(f"a window within 0..{n}", str(window), "Choose tokens inside the prompt.")
-    blocks = (head_rows(scores, head, r0 + a, r0 + b) for a, b in row_blocks(r1 - r0, _BLOCK_ROWS))
-    if pool is None or pool >= max(r1 - r0, c1 - c0):
+    edges = (r0, r1, c0, c1)
+    whole = pool is None or pool >= max(r1 - r0, c1 - c0)
+    if whole:
         check_room((r1 - r0) * (c1 - c0))
-        writer = MapWriter(record, score, space, head, n, (r0, r1, c0, c1))
-        for block in blocks:
-            writer.add(block, index=0)
-        return writer.finish()
+
+    def drawn(ops: Operators) -> HeadMap:
+        blocks = (ops.head_rows(scores, head, r0 + a, r0 + b) for a, b in row_blocks(r1 - r0, _BLOCK_ROWS))
+        if pool is None or whole:
+            return _exact(record, score, space, head, blocks, edges)
+        return _tiled(record, score, space, head, blocks, edges, pool)
+
+    return with_operators(record.inputs.q_BHND.device, drawn)
+
+
+def _exact(record: LayerRecord, score: str, space: str, head: int, blocks: Iterable[ScoreBlock], window: Window) -> HeadMap:
+    writer = MapWriter(record, score, space, head, record.inputs.q_BHND.shape[2], window)
+    for block in blocks:
+        writer.add(block, index=0)
+    return writer.finish()
+
+
+def _tiled(
+    record: LayerRecord, score: str, space: str, head: int, blocks: Iterable[ScoreBlock], window: Window, pool: int
+) -> HeadMap:
+    r0, r1, c0, c1 = window
     rows, cols = tile_edges(r0, r1, min(pool, r1 - r0)), tile_edges(c0, c1, min(pool, c1 - c0))
     like = record.inputs.q_BHND.new_empty((), dtype=record.inputs.dtype)
-    tiles, terms = Tiles(1, rows, cols, 0, like), [Tiles(1, rows, cols, 0, like) for _ in scores.terms]
+    tiles, terms = Tiles(1, rows, cols, 0, like), list[Tiles]()
     for block in blocks:
+        terms = terms or [Tiles(1, rows, cols, 0, like) for _ in block.a_TSRC]
         tiles.add(block)
         for part, a_SRC in zip(terms, block.a_TSRC, strict=True):
             part.add(ScoreBlock(a_SRC, (), block.start, block.stop, block.c0, block.c1))

@@ -25,11 +25,11 @@ from dexviz.dex import DexAdapter, select
 from dexviz.errors import BudgetError, Cancelled, CaptureError, PromptError
 from dexviz.headmaps import MapWriter, check_room
 from dexviz.kernels.backend import chosen
-from dexviz.kernels.rows import row_statistics
-from dexviz.kernels.similarity import Gram, JensenShannon, linear_cka
+from dexviz.kernels.operators import Operators, with_operators
+from dexviz.kernels.similarity import linear_cka
 from dexviz.kernels.softmax import row_blocks
-from dexviz.kernels.terms import ScoreMap, score_rows
-from dexviz.kernels.tiles import Tiles, tile_edges
+from dexviz.kernels.terms import ScoreMap
+from dexviz.kernels.tiles import tile_edges
 from dexviz.models import View
 from dexviz.records import Capture, CaptureRequest, HeadMap, Tokens, TopTokens
 from dexviz.scores import LayerRecord, score_map
@@ -37,7 +37,6 @@ from dexviz.scores import LayerRecord, score_map
 OnLayer = Callable[[int, int], None]
 """Called after each layer with (layers done, layers in all)."""
 
-_BLOCK_ELEMENTS = 1 << 20
 _TOP = 10
 
 
@@ -161,8 +160,8 @@ class _Recording:
             adapter.deltas if adapter is not None else None,
         )
         score = score_map(record, self.request.score, self.request.space, o_HNE)
-        result = _LayerResult()
-        self._stream(score, record, result)
+        result, writers = with_operators(score.inputs.q_BHND.device, lambda ops: self._stream(score, record, ops))
+        self.maps.update({(record.layer, writer.head): writer.finish() for writer in writers})
         if "cka" in self.request.similarities:
             output = diff.logical_output(o_HNE, diff.layer_lambda(call.module)) if self.logical else adapted_HNE
             result.similarity["cka"] = linear_cka(output)
@@ -172,21 +171,23 @@ class _Recording:
         self.keep(record)
         self.progress(len(self.layers), len(layout.modules))
 
-    def _stream(self, score: ScoreMap, record: LayerRecord, result: _LayerResult) -> None:
+    def _stream(self, score: ScoreMap, record: LayerRecord, ops: Operators) -> tuple[_LayerResult, list[MapWriter]]:
+        """One pass over the layer's rows; changes nothing but what it returns."""
         request, like = self.request, score.inputs.q_BHND.new_empty((), dtype=score.inputs.dtype)
         names = request.similarities
-        gram = Gram(self.heads, like.device) if "cosine" in names else None
-        divergence = JensenShannon(self.heads, like.device) if "js" in names else None
+        result = _LayerResult()
+        gram = ops.gram(self.heads, like.device) if "cosine" in names else None
+        divergence = ops.jensen_shannon(self.heads, like.device) if "js" in names else None
         edges = tile_edges(0, self.n, min(request.pool or 1, self.n))
-        tiles = Tiles(self.heads, edges, edges, 0, like) if request.pool else None
+        tiles = ops.tiles(self.heads, edges, edges, 0, like) if request.pool else None
         writers = [MapWriter(record, request.score, request.space, h, self.n) for la, h in request.maps if la == record.layer]
         parts: list[dict[str, Tensor]] = []
-        for start, stop in row_blocks(self.n, rows_per_block(self.heads, self.n)):
+        for start, stop in row_blocks(self.n, ops.rows_per_block(self.heads, self.n)):
             if self.cancel.is_set():
                 raise Cancelled
-            block = score_rows(score, start, stop)
+            block = ops.score_rows(score, start, stop)
             parts.append(
-                row_statistics(
+                ops.row_statistics(
                     block, offset=0, sink=request.sink, local=request.local, threshold=request.threshold, spans=request.spans
                 )
             )
@@ -200,7 +201,7 @@ class _Recording:
             result.similarity["cosine"] = gram.cosine()
         if divergence is not None:
             result.similarity["js"] = divergence.similarity()
-        self.maps.update({(record.layer, writer.head): writer.finish() for writer in writers})
+        return result, writers
 
     def finish(self) -> None:
         """Raise unless every layer that has attention was seen, and every map was made."""
@@ -281,11 +282,6 @@ def _check_tokens(view: View, tokens: Tokens) -> None:
         raise PromptError(f"1 to {limit:,} tokens", f"{len(tokens):,}", "Shorten the prompt.")
     if not (int(tokens.ids.min()) >= 0 and int(tokens.ids.max()) < vocabulary):
         raise PromptError(f"token ids within 0..{vocabulary - 1}", "others", "Tokenise the prompt with this model's tokenizer.")
-
-
-def rows_per_block(heads: int, n: int) -> int:
-    """Query rows a block, so that one block of all heads' maps stays around 4 MB."""
-    return int(min(max(_BLOCK_ELEMENTS // max(heads * n, 1), 16), 512))
 
 
 def _change(o_HNE: Tensor, adapted_HNE: Tensor) -> tuple[Tensor, Tensor]:
