@@ -28,9 +28,9 @@ def fresh(monkeypatch):
 
 @pytest.mark.parametrize(
     ("asked", "device", "name"),
-    [(None, CPU, "eager"), (None, CUDA, "triton"), ("", CUDA, "triton"), ("eager", CUDA, "eager"), ("triton", CUDA, "triton")],
+    [(None, CPU, "eager"), (None, CUDA, "eager"), ("", CUDA, "eager"), ("eager", CUDA, "eager"), ("triton", CUDA, "triton")],
 )
-def test_the_device_decides_unless_the_variable_does(monkeypatch, asked, device, name):
+def test_kernels_are_eager_unless_the_variable_says_otherwise(monkeypatch, asked, device, name):
     if asked is not None:
         monkeypatch.setenv(backend.VARIABLE, asked)
     assert backend.chosen(device) == backend.Backend(name)
@@ -55,7 +55,8 @@ def broken() -> str:
     raise RuntimeError("out of\nregisters")
 
 
-def test_a_failure_falls_back_once_and_says_why(caplog):
+def test_a_failure_falls_back_once_and_says_why(monkeypatch, caplog):
+    monkeypatch.setenv(backend.VARIABLE, "triton")
     with caplog.at_level(logging.WARNING):
         assert backend.attempt(CUDA, broken, lambda: "eager") == "eager"
     assert backend.attempt(CUDA, lambda: "triton", lambda: "eager") == "eager"
@@ -64,7 +65,9 @@ def test_a_failure_falls_back_once_and_says_why(caplog):
     assert [record.message for record in caplog.records] == [note]
 
 
-def test_what_is_no_fault_of_triton_is_raised():
+def test_what_is_no_fault_of_triton_is_raised(monkeypatch):
+    monkeypatch.setenv(backend.VARIABLE, "triton")
+
     def refused() -> str:
         raise CaptureError("a", "b", "C.")
 

@@ -1,4 +1,6 @@
-"""Which kernels run: Triton on CUDA devices, eager torch elsewhere; `DEXVIZ_KERNELS=eager|triton` overrides.
+"""Which kernels run: eager torch, or with `DEXVIZ_KERNELS=triton` the Triton twins on CUDA devices.
+
+The twins have been run in Triton's interpreter alone; they become what CUDA devices choose once a GPU has checked them.
 
 A Triton kernel that fails is not tried again on that kind of device: eager twins take over, and the reason is logged and kept
 for the capture's provenance.
@@ -67,7 +69,7 @@ def attempt(device: torch.device, triton: Callable[[], T], eager: Callable[[], T
 def _choice(asked: str | None, device: str) -> Backend:
     """Made once for each kind of device."""
     if not asked:
-        return Backend("triton" if device == "cuda" else "eager")
+        return Backend("eager")
     if asked not in NAMES:
         raise DexvizError(f"{VARIABLE} to be {' or '.join(NAMES)}", repr(asked), "Correct it, or leave it unset.")
     if asked == "triton" and device != "cuda" and not interpreted():
