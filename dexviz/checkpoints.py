@@ -158,7 +158,7 @@ def _is_whole(checkpoint: Path) -> bool:
         return False
     try:
         return all(zipfile.ZipFile(path).testzip() is None for path in checkpoint.glob("*.pt*"))
-    except (zipfile.BadZipFile, OSError, ValueError, EOFError, RuntimeError, NotImplementedError):
+    except (zipfile.BadZipFile, OSError, ValueError, EOFError, RuntimeError):
         return False
 
 

@@ -26,7 +26,7 @@ __all__ = ["PARTS", "DeltaEntry", "Deltas", "find", "for_model"]
 
 Found = dict[nn.Module, Tensor]
 """Projection → which of its output features, bool [out]."""
-_TODO = "Adapt this model without changing its projections."
+_INSTEAD = "Adapt this model without changing its projections."
 
 
 def for_model(
@@ -128,7 +128,7 @@ def _cut(layout: Layout, layers: Mapping[int, _Layer]) -> Iterator[None]:
         for module in owner.modules():
             if projection.is_projection(module) and owners.setdefault(module, index) != index:
                 got = f"a {type(module).__name__} that layers {owners[module]} and {index} share"
-                raise AdapterError("projections that belong to one layer each", got, _TODO)
+                raise AdapterError("projections that belong to one layer each", got, _INSTEAD)
     handles = [module.register_forward_hook(leaf(layers[index])) for module, index in owners.items()]
     try:
         yield
@@ -167,7 +167,7 @@ def _together(layer: int, seen: _Layer, parts: Sequence[str]) -> Found:
             if part in ("k", "v") and seen.same_keys_as is not None:
                 continue
             wanted = f"a projection in the attention module of layer {layer} that makes up W_{part.upper()}"
-            raise AdapterError(wanted, f"{len(found)} of them" if found else "none", _TODO)
+            raise AdapterError(wanted, f"{len(found)} of them" if found else "none", _INSTEAD)
         for module, columns in found.items():
             chosen[module] = columns | chosen.get(module, torch.zeros_like(columns))
     for part in set(PARTS) - set(parts):
@@ -175,7 +175,7 @@ def _together(layer: int, seen: _Layer, parts: Sequence[str]) -> Found:
             if module in chosen and bool((columns & chosen[module]).any()):
                 wanted = ", ".join(f"W_{name.upper()}" for name in parts)
                 got = f"some in layer {layer} that are W_{part.upper()} too"
-                raise AdapterError(f"output features for {wanted} alone", got, _TODO)
+                raise AdapterError(f"output features for {wanted} alone", got, _INSTEAD)
     return chosen
 
 
@@ -187,7 +187,7 @@ def _check_untied(model: nn.Module, entries: Mapping[str, DeltaEntry]) -> None:
     for name in entries:
         tied = owners[id(model.get_submodule(name).weight)]
         if len(tied) > 1:
-            raise AdapterError(f"a weight of its own in {name}", f"one that {' and '.join(tied)} share", _TODO)
+            raise AdapterError(f"a weight of its own in {name}", f"one that {' and '.join(tied)} share", _INSTEAD)
 
 
 def _ranges(rows: Tensor) -> tuple[tuple[int, int], ...]:

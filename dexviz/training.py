@@ -7,7 +7,6 @@ calibration text. The base's weights never change.
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
@@ -28,7 +27,7 @@ from dexviz.catalogue import ADAPTER_CONFIG
 from dexviz.checkpoints import LOG, clear, partial, work_folder
 from dexviz.dex import DexAdapter, DexConfig
 from dexviz.errors import TrainingError
-from dexviz.head_plan import check_plan
+from dexviz.head_plan import check_plan, text_digest
 from dexviz.head_scores import mean_entropy
 from dexviz.head_selection import best_heads
 from dexviz.heldout import Loss, held_out_blocks
@@ -210,12 +209,8 @@ def _identity(loaded: LoadedModel, adapter: DexAdapter, blocks: Blocks, config: 
         "base_model": loaded.name,
         "dtype": str(loaded.model.dtype).removeprefix("torch."),
         "processes": processes.count(),
-        "text": {name: _checksum(getattr(blocks, name)) for name in ("training", "validation")},
+        "text": {name: text_digest(getattr(blocks, name)) for name in ("training", "validation")},
     }
-
-
-def _checksum(blocks: np.ndarray) -> str:
-    return hashlib.sha256(np.ascontiguousarray(blocks).tobytes()).hexdigest()
 
 
 def _publish(result: TrainResult, adapter: DexAdapter, loaded: LoadedModel, config: TrainConfig, work: Path) -> None:

@@ -23,28 +23,15 @@ from dexviz.train_config import TrainConfig
 from dexviz.trainee import Trainee
 from dexviz.training import train
 from tests import families
-from tests.adapters import tiny_model
+from tests.training_runs import base_and_text, config as short_config, killed_at
 
 Patch = pytest.MonkeyPatch
-SMALL = {
-    "steps": 8,
-    "block": 16,
-    "batch": 2,
-    "calibration_blocks": 2,
-    "validation_blocks": 2,
-    "save_every": 3,
-    "evaluate_every": 0,
-    "learning_rate": 0.05,
-}
+EIGHT = {"steps": 8, "anneal": None, "save_every": 3}
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("training")
-    tiny_model(root / "base", "llama")
-    words = np.random.default_rng(0).integers(1, 30, 4000)
-    (root / "text.txt").write_text(" ".join(f"w{i}" for i in words))
-    return root
+    return base_and_text(tmp_path_factory.mktemp("training"))
 
 
 @pytest.fixture
@@ -53,21 +40,7 @@ def loaded(root: Path) -> LoadedModel:
 
 
 def config(root: Path, **changes: object) -> TrainConfig:
-    return TrainConfig(**{**SMALL, "data": str(root / "text.txt"), **changes})
-
-
-def killed_at(step: int, loaded: LoadedModel, out: Path, settings: TrainConfig) -> list[dict]:
-    """The log's lines of a run that is killed at a step."""
-    lines: list[dict] = []
-
-    def die(line: dict) -> None:
-        lines.append(line)
-        if line["step"] == step:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        train(loaded, out, settings, on_step=die)
-    return lines
+    return short_config(root, **{**EIGHT, **changes})
 
 
 def test_a_run_writes_a_whole_adapter_that_loads(root: Path, loaded: LoadedModel, tmp_path: Path) -> None:
@@ -131,7 +104,7 @@ def test_an_unpublished_run_is_not_trained_again(root: Path, loaded: LoadedModel
             train(loaded, tmp_path / "out", config(root))
     result = train(loaded, tmp_path / "out", config(root), on_step=lambda _: pytest.fail("it trained"))
     assert result.variant == train(loaded, tmp_path / "whole", config(root)).variant
-    assert len((tmp_path / "out" / LOG).read_text().splitlines()) == SMALL["steps"]
+    assert len((tmp_path / "out" / LOG).read_text().splitlines()) == EIGHT["steps"]
 
 
 @pytest.mark.parametrize("change", ["base", "dtype", "text", "settings"])
