@@ -11,13 +11,15 @@ C columns of a block.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 MaskBlock = Callable[[int, int, int, int], Tensor]
+_MASK_ENTRIES = 1 << 24
+"""Entries of a mask that are evaluated at once."""
 
 
 @dataclass(frozen=True)
@@ -30,22 +32,76 @@ class MaskSpec:
     """(row start, row stop, column start, column stop) → bool [B | 1, H | 1, R, C], True = visible; or an additive
     float mask of the same shape. None: plain causality, or everything where `causal` is False."""
     causal: bool = True
+    _ranges: list[tuple[Tensor, Tensor] | None] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @property
     def offset(self) -> int:
         """Absolute position of query row 0 where no block says otherwise: the last query sees the last key."""
         return self.keys - self.queries
 
+    def ranges(self, device: torch.device) -> tuple[Tensor, Tensor] | None:
+        """Half-open range of the keys that each query row sees: (low, high), int32 [N] each; low = high where it sees none.
+
+        None where the mask is additive, differs between heads or prompts, or shows a row keys with a gap between them.
+        Computed once a mask, in blocks of rows: a window or padding costs every layer of a pass one evaluation.
+        """
+        if not self._ranges:
+            self._ranges.append(self._plain_ranges(device) if self.block is None else self._evaluated_ranges())
+        found = self._ranges[0]
+        return None if found is None else (found[0].to(device), found[1].to(device))
+
+    def _plain_ranges(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        low_N = torch.zeros(self.queries, dtype=torch.int32, device=device)
+        if not self.causal:
+            return low_N, torch.full_like(low_N, self.keys)
+        return low_N, torch.arange(self.queries, dtype=torch.int32, device=device).add_(self.offset + 1).clamp_(max=self.keys)
+
+    def _evaluated_ranges(self) -> tuple[Tensor, Tensor] | None:
+        assert self.block is not None
+        parts: list[tuple[Tensor, Tensor]] = []
+        for start, stop in row_blocks(self.queries, max(1, _MASK_ENTRIES // max(self.keys, 1))):
+            mask = self.block(start, stop, 0, self.keys)
+            if mask.dtype != torch.bool or mask.numel() != (stop - start) * self.keys:
+                return None
+            seen_RM = mask.reshape(stop - start, self.keys).view(torch.uint8)
+            count_R = seen_RM.sum(dim=-1, dtype=torch.int32)
+            low_R = seen_RM.argmax(dim=-1).to(torch.int32)
+            high_R = self.keys - seen_RM.flip(-1).argmax(dim=-1).to(torch.int32)
+            if not bool((count_R == torch.where(count_R > 0, high_R - low_R, 0)).all()):
+                return None
+            parts.append((low_R, torch.where(count_R > 0, high_R, low_R)))
+        low, high = zip(*parts, strict=True)
+        return torch.cat(low), torch.cat(high)
+
+    def columns(self, start: int, stop: int, device: torch.device) -> tuple[int, int] | None:
+        """Keys [c0, c1) that any of the rows sees, at least one column; None where `ranges` is None."""
+        if self.block is None:
+            return 0, max(min(self.keys, stop + self.offset), 1) if self.causal else self.keys
+        if (ranges := self.ranges(device)) is None:
+            return None
+        low_R, high_R = (edge[start:stop] for edge in ranges)
+        alive_R = high_R > low_R
+        if not bool(alive_R.any()):
+            return 0, 1
+        return int(low_R[alive_R].min()), int(high_R.max())
+
     def rows(self, start: int, stop: int, device: torch.device) -> tuple[Tensor | None, int, int]:
         """Mask of the rows [start, stop), cropped to the columns that any of them sees: (mask or None, c0, c1)."""
-        if self.block is None:
-            if not self.causal:
-                return None, 0, self.keys
-            c1 = min(self.keys, stop + self.offset)
-            if stop - start == 1:
-                return None, 0, c1
-            positions_R = torch.arange(start, stop, device=device) + self.offset
-            return torch.arange(c1, device=device)[None, :] <= positions_R[:, None], 0, c1
+        columns = self.columns(start, stop, device)
+        if columns is None:
+            return self._dense_rows(start, stop)
+        c0, c1 = columns
+        if self.block is None and (not self.causal or stop - start == 1):
+            return None, c0, c1
+        ranges = self.ranges(device)
+        assert ranges is not None
+        low_R, high_R = (edge[start:stop, None] for edge in ranges)
+        keys_C = torch.arange(c0, c1, dtype=torch.int32, device=device)
+        seen_RC = keys_C < high_R
+        return (seen_RC if self.block is None else (seen_RC & (keys_C >= low_R))[None, None]), c0, c1
+
+    def _dense_rows(self, start: int, stop: int) -> tuple[Tensor, int, int]:
+        assert self.block is not None
         mask_BHRM = self.block(start, stop, 0, self.keys)
         visible = mask_BHRM if mask_BHRM.dtype == torch.bool else mask_BHRM > torch.finfo(mask_BHRM.dtype).min / 2
         columns = torch.nonzero(visible.flatten(0, -2).any(dim=0)).flatten()
@@ -81,6 +137,13 @@ class AttentionInputs:
     def dtype(self) -> torch.dtype:
         """Type that probabilities are computed in: at least float32."""
         return torch.promote_types(self.q_BHND.dtype, torch.float32)
+
+    def promoted(self) -> AttentionInputs:
+        """The same inputs in the type of probabilities, keys laid out for Q Kᵀ: cheap to read in many blocks."""
+        k_BGDM = self.k_BGMD.to(self.dtype).transpose(-1, -2).contiguous()
+        return replace(
+            self, q_BHND=self.q_BHND.to(self.dtype), k_BGMD=k_BGDM.transpose(-1, -2), v_BGME=self.v_BGME.to(self.dtype)
+        )
 
     def nbytes(self) -> int:
         """Bytes that keeping these inputs takes: whole storages, of which a fused projection's K and V are but views."""
