@@ -50,8 +50,12 @@ format: setup-dev
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 
-bench: setup fetch
-	$(PY) -m benchmarks.gpu --smoke
+# The GPU's rows go into the page where there is a GPU; the plot is drawn by Chromium.
+bench: setup fetch browser
+	@mkdir -p build/performance
+	@! $(PY) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || \
+	  $(PY) -m benchmarks.gpu --json build/performance/gpu.json
+	$(PY) -m benchmarks.performance
 
 adapter: setup fetch
 	$(PY) -m dexviz train --model $(MODEL) --data sotu:1990-2024 --out adapters/$(MODEL) --steps 150 --anneal 50 \

@@ -86,6 +86,10 @@ def _whole(low: int, high: int) -> Callable[[str], int]:
     return read
 
 
+def _lengths(text: str) -> tuple[int, ...]:
+    return tuple(_int(part) for part in text.split(","))
+
+
 _int = _whole(1 - (1 << 31), (1 << 31) - 1)
 _seed = _whole(0, (1 << 32) - 1)
 
@@ -103,6 +107,7 @@ def build_parser() -> argparse.ArgumentParser:
     _select_heads(_command(chosen, "select-heads", commands.select_heads, "choose the heads that DEX adapts"))
     _train(_command(chosen, "train", commands.train, "train a DEX adapter, or a control of one"))
     _eval(_command(chosen, "eval", commands.evaluate, "measure a variant against its base"))
+    _bench(_command(chosen, "bench", commands.bench, "time captures against plain forward passes"))
     _merge(_command(chosen, "merge", commands.merge, "fold a DEX adapter into a plain checkpoint"))
     serve = _command(chosen, "serve", commands.serve, "serve the app")
     serve.add_argument("--port", type=_int, default=8501, help="TCP port (default: %(default)s)")
@@ -251,6 +256,17 @@ def _eval(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--rounds", type=_int, default=7, help="rounds of timing (default: %(default)s)")
     group.add_argument("--resamples", type=_int, default=2000, help="bootstrap resamples (default: %(default)s)")
     group.add_argument("--level", type=float, default=0.95, help="coverage of the intervals (default: %(default)s)")
+
+
+def _bench(parser: argparse.ArgumentParser) -> None:
+    """Options carry the names of `BenchConfig`'s fields."""
+    _pair_options(parser)
+    group = parser.add_argument_group("what to measure")
+    lengths = "tokens of the prompts, with commas between (default: 128,512,2048)"
+    group.add_argument("--lengths", type=_lengths, default=(128, 512, 2048), metavar="N,…", help=lengths)
+    group.add_argument("--rounds", type=_int, default=5, help="rounds of timing (default: %(default)s)")
+    memory = "run each case once more in a process of its own, for its peak memory (default: yes)"
+    group.add_argument("--memory", action=argparse.BooleanOptionalAction, default=True, help=memory)
 
 
 def _base_option(parser: argparse.ArgumentParser) -> None:

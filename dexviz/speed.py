@@ -7,7 +7,7 @@ The merged variant is the base's own model called with merged output projections
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,23 +64,45 @@ def measure_speed(
     vocabulary = int(pair.base.model.config.get_text_config().vocab_size)
     ids = torch.randint(0, vocabulary, (1, tokens), generator=torch.Generator().manual_seed(seed))
     calls, reason = _calls(pair, ids)
+    timings = in_turns(calls, pair.base.model.device, rounds, warm_up=_WARM_UP, progress=progress)
+    threads = torch.get_num_threads()
+    return Speed(tokens, rounds, threads, timings["base"], timings.get("variant"), timings.get("merged"), reason)
+
+
+def in_turns(
+    calls: Mapping[str, Callable[[], Any]],
+    device: torch.device,
+    rounds: int,
+    *,
+    warm_up: int,
+    at_most: Mapping[str, int] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, Timing]:
+    """Time every call once a round, in an order that turns; ratios are to the first call in the same round.
+
+    Args:
+        warm_up: rounds before the first that counts.
+        at_most: rounds after which a slow call is left out.
+    """
     names = list(calls)
-    seconds = np.zeros((rounds, len(names)))
-    for turn in range(-_WARM_UP, rounds):
+    limit = np.array([(at_most or {}).get(name, rounds) for name in names])
+    seconds = np.full((rounds, len(names)), np.nan)
+    for turn in range(-warm_up, rounds):
         for i in np.roll(np.arange(len(names)), turn):
-            elapsed = _timed(calls[names[i]], pair.base.model.device)
-            if turn >= 0:
-                seconds[turn, i] = elapsed
+            if turn < limit[i]:
+                elapsed = _timed(calls[names[i]], device)
+                if turn >= 0:
+                    seconds[turn, i] = elapsed
         if progress is not None:
-            progress(turn + _WARM_UP + 1, rounds + _WARM_UP)
-    timings = {
+            progress(turn + warm_up + 1, rounds + warm_up)
+    return {
         name: Timing(
-            float(np.median(seconds[:, i])), float(seconds[:, i].min()), float(np.median(seconds[:, i] / seconds[:, 0]))
+            float(np.nanmedian(seconds[:, i])),
+            float(np.nanmin(seconds[:, i])),
+            float(np.nanmedian(seconds[:, i] / seconds[:, 0])),
         )
         for i, name in enumerate(names)
     }
-    threads = torch.get_num_threads()
-    return Speed(tokens, rounds, threads, timings["base"], timings.get("variant"), timings.get("merged"), reason)
 
 
 def _calls(pair: ModelPair, ids: torch.Tensor) -> tuple[dict[str, Callable[[], Any]], str | None]:

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from dexviz import load_snapshot
+from dexviz.benchmark import BenchConfig
 from dexviz.catalogue import DEFAULT_MODEL, KNOWN_MODELS
 from dexviz.cli import build_parser
 from dexviz.commands.adapters import train_config
@@ -29,7 +30,7 @@ from tests.adapters import tiny_model
 from tests.cli_runs import ROOT, Run, check_refused, run_process, runner, tiny_adapter
 
 pytestmark = pytest.mark.model
-COMMANDS = ("fetch", "models", "capture", "select-heads", "train", "eval", "merge", "serve")
+COMMANDS = ("fetch", "models", "capture", "select-heads", "train", "eval", "merge", "bench", "serve")
 
 
 @pytest.fixture
@@ -146,6 +147,7 @@ def test_train_options_are_documented() -> None:
 def test_options_of_selection_and_evaluation_are_documented() -> None:
     assert_documented("select-heads", SelectionConfig, ("seed", "measure"))
     assert_documented("eval", EvalConfig, ("seed", "speed", "lengths", "depths"))
+    assert_documented("bench", BenchConfig, ("seed", "memory", "lengths"))
 
 
 def assert_documented(command: str, config: type, but: tuple[str, ...]) -> None:

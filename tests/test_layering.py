@@ -14,14 +14,17 @@ ROOT = Path(__file__).resolve().parent.parent
 MAX_LINES = 400
 
 LAYERS = (
-    {"__version__", "bootstrap", "errors", "records", "requests"},
+    {"__version__", "bootstrap", "dense_statistics", "errors", "peak_memory", "records", "requests"},
     {"kernels"},
     {"delta_weights", "dex", "diff", "projection"},
     {"attention", "context"},
     {"adapter", "catalogue", "corpora", "deltas", "fetching", "fingerprint", "merging", "models"}
     | {"needles", "selfcheck", "tokens"},
-    {"headmaps", "recorder", "scores", "snapshot", "snapshot_layout"},
+    {"headmaps", "recorder", "scores", "snapshot", "snapshot_layout", "stream"},
     {
+        "bench_cases",
+        "bench_process",
+        "benchmark",
         "blocks",
         "checkpoints",
         "evaluation",

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import streamlit as st
 
@@ -116,7 +116,23 @@ def attention_map(
         BudgetError: the maps are too large for one payload.
     """
     reported = _reported(key, tokens)
-    header = {
+    header = map_header(base, tokens, key=key, title=title, names=names)
+    if lock != KEEP and lock != reported.lock:
+        header["lock"] = asdict(lock or Lock())
+
+    def changed() -> None:
+        if on_change is not None:
+            on_change(_reported(key, tokens))
+
+    result = _mount(key=key, data=encode((base, variant), strips, header), on_view_change=changed)
+    return decode_event(result.get("view"), tokens)
+
+
+def map_header(
+    base: HeadMap, tokens: Tokens, *, key: str, title: str | None = None, names: tuple[str, str] = ("Base", "Variant")
+) -> dict[str, Any]:
+    """What goes to the browser beside the values; see `attention_map`."""
+    return {
         "id": key,
         "head": head_name(base.layer, base.head),
         "title": title or head_name(base.layer, base.head),
@@ -127,15 +143,6 @@ def attention_map(
         "labels": [clip_label(label) for label in tokens.labels],
         "palette": {"accents": ACCENTS, "sequential": SEQUENTIAL, "diverging": DIVERGING},
     }
-    if lock != KEEP and lock != reported.lock:
-        header["lock"] = asdict(lock or Lock())
-
-    def changed() -> None:
-        if on_change is not None:
-            on_change(_reported(key, tokens))
-
-    result = _mount(key=key, data=encode((base, variant), strips, header), on_view_change=changed)
-    return decode_event(result.get("view"), tokens)
 
 
 def _reported(key: str, tokens: Tokens) -> MapEvent:

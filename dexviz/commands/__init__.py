@@ -1,8 +1,9 @@
 """What the commands do. Each takes the parsed arguments and returns its answer twice: as JSON-ready data, and as text."""
 
 from dexviz.commands.adapters import evaluate, merge, select_heads, train
+from dexviz.commands.bench import bench
 from dexviz.commands.capture import capture
 from dexviz.commands.common import Answer, Command
 from dexviz.commands.setup import fetch, models, serve
 
-__all__ = ["Answer", "Command", "capture", "evaluate", "fetch", "merge", "models", "select_heads", "serve", "train"]
+__all__ = ["Answer", "Command", "bench", "capture", "evaluate", "fetch", "merge", "models", "select_heads", "serve", "train"]

@@ -31,15 +31,20 @@ def load(arguments: Namespace) -> ModelPair:
     import torch
 
     torch.manual_seed(arguments.seed)
+    return load_pair(**pair_source(arguments))
+
+
+def pair_source(arguments: Namespace) -> dict[str, Any]:
+    """The arguments of `load_pair` that the options spell."""
     implied = None if arguments.adapter not in (None, catalogue.DEFAULT_ADAPTER) else catalogue.DEFAULT_MODEL
-    return load_pair(
-        arguments.model or implied,
-        adapter=arguments.adapter,
-        variant=arguments.variant,
-        device=arguments.device,
-        dtype=arguments.dtype,
-        force=arguments.force,
-    )
+    return {
+        "base": arguments.model or implied,
+        "adapter": arguments.adapter,
+        "variant": arguments.variant,
+        "device": arguments.device,
+        "dtype": arguments.dtype,
+        "force": arguments.force,
+    }
 
 
 def new_folder(name: str, *, replaces: str | None) -> Path:
