@@ -28,16 +28,18 @@ def fresh(monkeypatch):
     monkeypatch.setattr(backend, "_failures", {})
 
 
-def taken(pair: ModelPair, monkeypatch, kernels: str) -> tuple[Capture, np.ndarray]:
+def taken(pair: ModelPair, monkeypatch, kernels: str, score: str = "contribution") -> tuple[Capture, np.ndarray]:
     monkeypatch.setenv(backend.VARIABLE, kernels)
     kept = []
-    made = capture(pair.base, pair.tokenize("w1 w2 w3 w1 w2"), REQUEST, keep=kept.append)
-    return made, head_map(kept[0], 1, score="contribution").scores
+    made = capture(pair.base, pair.tokenize("w1 w2 w3 w1 w2"), replace(REQUEST, score=score), keep=kept.append)
+    return made, head_map(kept[0], 1, score=score).scores
 
 
-def test_triton_captures_what_eager_kernels_capture(pair, monkeypatch):
-    (eager, one), (mine, other) = (taken(pair, monkeypatch, kernels) for kernels in backend.NAMES)
-    assert (eager.provenance["kernels"], mine.provenance["kernels"]) == backend.NAMES
+@pytest.mark.parametrize("score", ["contribution", "attention"])
+def test_triton_captures_what_eager_kernels_capture(pair, monkeypatch, score):
+    names = ("eager", "triton")
+    (eager, one), (mine, other) = (taken(pair, monkeypatch, kernels, score) for kernels in names)
+    assert (eager.provenance["kernels"], mine.provenance["kernels"]) == names
     assert mine.provenance["kernels_note"] is None
     np.testing.assert_allclose(other, one, atol=1e-5)
     for name, values in eager.stats.items():
@@ -56,7 +58,7 @@ def test_a_capture_whose_kernels_fail_is_eager_and_says_why(pair, monkeypatch):
         raise RuntimeError("no such instruction")
 
     whole = operators._triton()
-    monkeypatch.setattr(operators, "_triton", lambda: replace(whole, row_statistics=broken))
+    monkeypatch.setattr(operators, "_triton", lambda: replace(whole, row_sums=broken))
     mine, other = taken(pair, monkeypatch, "triton")
     assert mine.provenance["kernels"] == "eager"
     assert mine.provenance["kernels_note"].endswith("eager kernels took over. RuntimeError: no such instruction")

@@ -9,10 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dexviz.kernels.triton.launch import padded, rank_step
-from dexviz.kernels.triton.tile import Source, probabilities, weights
-
-_ROWS, _COLUMNS = 64, 64
+from dexviz.kernels.triton.launch import STAGES, padded, rank_step, side
+from dexviz.kernels.triton.tile import Source, probabilities, seen_columns, weights
 
 
 def write_map(source: Source, settings: tuple[Any, ...], head: int, columns: tuple[int, int] | None = None) -> Tensor:
@@ -24,34 +22,33 @@ def write_map(source: Source, settings: tuple[Any, ...], head: int, columns: tup
     """
     start, stop = columns or (0, source.cols)
     out_TRC = torch.empty((1 + settings[-1], source.rows, stop - start), dtype=torch.float32, device=source.q.device)
-    grid = (triton.cdiv(source.rows, _ROWS), triton.cdiv(stop - start, _COLUMNS), 1)
-    widths = (_ROWS, _COLUMNS, padded(source.depth), rank_step(source.rank))
-    _map[grid](source, out_TRC, head, start, stop, *widths, *settings)
+    length = side(padded(source.depth) * source.q.element_size())
+    grid = (triton.cdiv(source.rows, length), triton.cdiv(stop - start, length))
+    widths = (length, length, padded(source.depth), rank_step(source.rank))
+    _map[grid](source, out_TRC, head, start, stop, *widths, *settings, num_stages=STAGES)
     return out_TRC
 
 
 @no_type_check
 @triton.jit
 def _map(
-    x, out, head, start, stop,
+    x, out, s, start, stop,
     BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BK: tl.constexpr,
-    CAUSAL: tl.constexpr, MASK: tl.constexpr, BIAS: tl.constexpr, CAP: tl.constexpr,
-    PRECISION: tl.constexpr, UPCAST: tl.constexpr, GAIN: tl.constexpr, TERMS: tl.constexpr,
+    MASK: tl.constexpr, BIAS: tl.constexpr, CAP: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
+    GAIN: tl.constexpr, TERMS: tl.constexpr,
 ):  # fmt: skip
     """One block of rows and columns."""
-    s = head + tl.program_id(2)
     row = (tl.program_id(0) * BM + tl.arange(0, BM))[:, None]
     col = (start + tl.program_id(1) * BN + tl.arange(0, BN))[None, :]
     d, k = tl.arange(0, BD), tl.arange(0, BK)
+    low, high = seen_columns(x, row)
     inside, plane = (row < x.rows) & (col < stop), (stop - start).to(tl.int64) * x.rows
     at = out + row.to(tl.int64) * (stop - start) + col - start
     total = tl.zeros([BM, BN], tl.float32)
     for t in tl.static_range(TERMS):
-        a = probabilities(
-            x, t, s, row, col, d[None, :], d[:, None], CAUSAL, MASK, BIAS, CAP, PRECISION, UPCAST
-        )  # fmt: skip
+        a = probabilities(x, t, s, row, col, low, high, d, MASK, BIAS, CAP, PRECISION, UPCAST)
         tl.store(at + (1 + t) * plane, a, mask=inside)
         if GAIN > 0:
-            a *= weights(x, t, s, row, col, k[None, :], k[:, None], GAIN, PRECISION)
+            a *= weights(x, t, s, row, col, k, GAIN, PRECISION)
         total += a
     tl.store(at, total, mask=inside)

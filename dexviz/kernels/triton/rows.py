@@ -8,43 +8,42 @@ from typing import no_type_check
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from dexviz.kernels.rows import RowSums
-from dexviz.kernels.triton.launch import padded
+from dexviz.kernels.triton.launch import STAGES, padded
 from dexviz.kernels.triton.source import LazyRows
-from dexviz.kernels.triton.tile import column_stop, score_tile
+from dexviz.kernels.triton.tile import column_range, score_tile, seen_columns
 
-_ROWS, _COLUMNS = 64, 64
-_SUMS = 6
-"""Σ|S|, Σ|S| ln |S|, Σ S, max |S|, how many |S| ≥ τ, Σ|S| of the last keys."""
-
-
-def row_statistics(
-    block: LazyRows, *, offset: int, sink: int, local: int, threshold: float, spans: Mapping[str, tuple[int, int]]
-) -> dict[str, Tensor]:
-    """Twin of `dexviz.kernels.rows.row_statistics`."""
-    sums = row_sums(block, offset, sink, local, threshold, spans)
-    block.kept.update(total=sums.total_SR, plogp=sums.plogp_SR)
-    return sums.statistics()
+_SUMS = 7
+"""Σ|S|, Σ|S| ln |S|, Σ S, max |S|, the first column that has it, how many |S| ≥ τ, Σ|S| of the last keys."""
 
 
 def row_sums(
-    block: LazyRows, offset: int, sink: int, local: int, threshold: float, spans: Mapping[str, tuple[int, int]]
+    block: LazyRows, *, offset: int, sink: int, local: int, threshold: float, spans: Mapping[str, tuple[int, int]]
 ) -> RowSums:
-    """The sums that statistics are made of."""
+    """Twin of `dexviz.kernels.rows.row_sums`."""
     launch, rows = block.launch, block.stop - block.start
     edges = [(0, sink), *spans.values()]
     ranges = torch.tensor(edges, dtype=torch.int32, device=launch.device).sub_(block.c0).contiguous()
     sums_ASR, spans_PSR = block.empty(_SUMS, block.scores, rows), block.empty(len(edges), block.scores, rows)
-    grid = (triton.cdiv(rows, _ROWS), block.scores)
+    grid = (triton.cdiv(rows, launch.side), block.scores)
     measures = (block.start + offset - block.c0, local, threshold, len(edges))
-    widths = (_ROWS, _COLUMNS, launch.depth, block.rank, padded(len(edges)))
-    _statistics[grid](launch.source, ranges, sums_ASR, spans_PSR, *measures, *widths, *block.settings)
-    total, plogp, net, largest, above, near = sums_ASR
-    causal_R = torch.arange(block.start, block.stop, device=launch.device) + offset + 1
-    masses = dict(zip(spans, spans_PSR[1:], strict=True))
-    return RowSums(total, plogp, net, largest, (causal_R - above) / causal_R, spans_PSR[0], near, masses)
+    widths = (launch.side, launch.side, launch.depth, block.rank, padded(len(edges)))
+    _statistics[grid](launch.source, ranges, sums_ASR, spans_PSR, *measures, *widths, *block.settings, num_stages=STAGES)
+    total, plogp, net, largest, argmax, above, near = sums_ASR
+    block.kept.update(total=total, plogp=plogp)
+    return RowSums(
+        first=block.start + offset,
+        total_SR=total,
+        plogp_SR=plogp,
+        net_SR=net,
+        max_SR=largest,
+        argmax_SR=argmax + block.c0,
+        above_SR=above,
+        sink_SR=spans_PSR[0],
+        local_SR=near,
+        spans=dict(zip(spans, spans_PSR[1:], strict=True)),
+    )
 
 
 @no_type_check
@@ -52,8 +51,8 @@ def row_sums(
 def _statistics(
     x, ranges, sums, spans, position, local, threshold, count,
     BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BK: tl.constexpr, BP: tl.constexpr,
-    CAUSAL: tl.constexpr, MASK: tl.constexpr, BIAS: tl.constexpr, CAP: tl.constexpr,
-    PRECISION: tl.constexpr, UPCAST: tl.constexpr, GAIN: tl.constexpr, TERMS: tl.constexpr,
+    MASK: tl.constexpr, BIAS: tl.constexpr, CAP: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
+    GAIN: tl.constexpr, TERMS: tl.constexpr,
 ):  # fmt: skip
     """One block of rows of one score head; `position` is that of row 0, counted from the block's first column."""
     s = tl.program_id(1).to(tl.int64)
@@ -64,19 +63,21 @@ def _statistics(
     high = tl.load(ranges + 2 * p + 1, mask=p < count, other=0)[None, :]
     total, plogp, net = tl.zeros([BM], tl.float32), tl.zeros([BM], tl.float32), tl.zeros([BM], tl.float32)
     largest, above, near = tl.zeros([BM], tl.float32), tl.zeros([BM], tl.float32), tl.zeros([BM], tl.float32)
+    argmax = tl.zeros([BM], tl.int32)
     on_spans = tl.zeros([BM, BP], tl.float32)
-    for c in range(0, column_stop(x, r0 + BM, CAUSAL), BN):
+    left, right = seen_columns(x, row)
+    start, stop = column_range(x, left, right, BN)
+    for c in range(start, stop, BN):
         cols = c + tl.arange(0, BN)
         col, down = cols[None, :], cols[:, None]
-        tile = score_tile(
-            x, s, row, col, d[None, :], d[:, None], k[None, :], k[:, None],
-            CAUSAL, MASK, BIAS, CAP, PRECISION, UPCAST, GAIN, TERMS,
-        )  # fmt: skip
+        tile = score_tile(x, s, row, col, left, right, d, k, MASK, BIAS, CAP, PRECISION, UPCAST, GAIN, TERMS)
         mass = tl.abs(tile)
         total += tl.sum(mass, axis=1)
         net += tl.sum(tile, axis=1)
         plogp += tl.sum(mass * tl.log(tl.maximum(mass, 1.1754944e-38)), axis=1)
-        largest = tl.maximum(largest, tl.max(mass, axis=1))
+        most, column = tl.max(mass, axis=1, return_indices=True)
+        argmax = tl.where(most > largest, c + column, argmax)
+        largest = tl.maximum(largest, most)
         above += tl.sum(tl.where((mass >= threshold) & (col < x.cols), 1.0, 0.0), axis=1)
         behind = row + position - col
         near += tl.sum(tl.where((behind >= 0) & (behind < local), mass, 0.0), axis=1)
@@ -87,6 +88,7 @@ def _statistics(
     tl.store(out + plane, plogp, mask=inside)
     tl.store(out + 2 * plane, net, mask=inside)
     tl.store(out + 3 * plane, largest, mask=inside)
-    tl.store(out + 4 * plane, above, mask=inside)
-    tl.store(out + 5 * plane, near, mask=inside)
+    tl.store(out + 4 * plane, argmax.to(tl.float32), mask=inside)
+    tl.store(out + 5 * plane, above, mask=inside)
+    tl.store(out + 6 * plane, near, mask=inside)
     tl.store(spans + p[None, :] * plane + s * x.rows + row, on_spans, mask=(row < x.rows) & (p[None, :] < count))

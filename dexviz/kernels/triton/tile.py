@@ -1,8 +1,7 @@
-"""One tile of S = Σ_t A_t ∘ (U_t W_tᵀ) inside a kernel, from Q, K and each row's log-sum-exp.
+"""One tile of S = Σ_t A_t ∘ (U_t W_tᵀ) of one head inside a kernel, from Q, K and each row's log-sum-exp.
 
-Every index comes as a tensor that broadcasts against the others, so that the same code makes a tile of one head, [BM, BN], and
-of G heads at once, [G, BM, BN]: `s`, `h` are scalars or [G, 1, 1]; `row` is [.., BM, 1], `col` [.., 1, BN]; `across` runs over
-a width as [.., 1, BD], `down` as [.., BD, 1]. Rows and columns count within the block of rows; `x` is a `Source` of pointers.
+`x` is a `Source` of pointers. `row` is [BM, 1] and `col` [1, BN], both counted within the block of rows; `low` and `high`
+[BM, 1] are the range of columns that each row sees; `d` and `k` run over the key width, [BD], and a step of the rank, [BK].
 """
 
 from __future__ import annotations
@@ -19,6 +18,8 @@ class Source(NamedTuple):
     q: Any
     k: Any
     lse: Any
+    low: Any
+    high: Any
     mask: Any
     bias: Any
     heads: Any
@@ -40,8 +41,6 @@ class Source(NamedTuple):
     w_n: int
     rows: int
     cols: int
-    first: int
-    """Column of the block at which row 0 of the block stands."""
     scores: int
     groups: int
     depth: int
@@ -52,18 +51,25 @@ class Source(NamedTuple):
 
 @no_type_check
 @triton.jit
-def column_stop(x, row_stop, CAUSAL: tl.constexpr):
-    """Past the last column that a row before `row_stop` may see."""
-    stop = x.cols
-    if CAUSAL:
-        stop = tl.minimum(stop, row_stop + x.first)
-    return stop
+def seen_columns(x, row):
+    """(low, high) of each row; rows past the last see nothing."""
+    inside = row < x.rows
+    return tl.load(x.low + row, mask=inside, other=0), tl.load(x.high + row, mask=inside, other=0)
 
 
 @no_type_check
 @triton.jit
-def query_tile(x, h, row, across, UPCAST: tl.constexpr):
-    q = tl.load(x.q + h * x.q_h + row * x.q_n + across, mask=(row < x.rows) & (across < x.depth), other=0.0)
+def column_range(x, low, high, BN: tl.constexpr):
+    """Columns [start, stop) outside of which no row sees anything; the start is a multiple of BN."""
+    alive = high > low
+    start = tl.min(tl.where(alive, low, x.cols))
+    return start // BN * BN, tl.max(tl.where(alive, high, 0))
+
+
+@no_type_check
+@triton.jit
+def query_tile(x, h, row, d, UPCAST: tl.constexpr):
+    q = tl.load(x.q + h * x.q_h + row * x.q_n + d[None, :], mask=(row < x.rows) & (d[None, :] < x.depth), other=0.0)
     if UPCAST:
         q = q.to(tl.float32)
     return q
@@ -72,22 +78,20 @@ def query_tile(x, h, row, across, UPCAST: tl.constexpr):
 @no_type_check
 @triton.jit
 def logits(
-    x, h, q, row, col, down,
-    CAUSAL: tl.constexpr, MASK: tl.constexpr, BIAS: tl.constexpr, CAP: tl.constexpr,
-    PRECISION: tl.constexpr, UPCAST: tl.constexpr,
+    x, h, q, row, col, low, high, d,
+    MASK: tl.constexpr, BIAS: tl.constexpr, CAP: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     """What the softmax is taken of; −∞ where the row may not see the column."""
-    k = tl.load(x.k + (h // x.groups) * x.k_h + col * x.k_n + down, mask=(col < x.cols) & (down < x.depth), other=0.0)
+    inside = (col < x.cols) & (d[:, None] < x.depth)
+    k = tl.load(x.k + (h // x.groups) * x.k_h + col * x.k_n + d[:, None], mask=inside, other=0.0)
     if UPCAST:
         k = k.to(tl.float32)
     z = tl.dot(q, k, input_precision=PRECISION) * x.scale
     if CAP:
         z = x.cap * (1 - 2 / (tl.exp(2 * z / x.cap) + 1))
-    seen = (row < x.rows) & (col < x.cols)
+    seen = (col >= low) & (col < high)
     if BIAS:
         z += tl.load(x.bias + h * x.bias_h + row * x.bias_n + col, mask=seen, other=0.0).to(tl.float32)
-    if CAUSAL:
-        seen = seen & (col <= row + x.first)
     if MASK:
         seen = seen & (tl.load(x.mask + h * x.mask_h + row * x.mask_n + col, mask=seen, other=0) != 0)
     return tl.where(seen, z, float("-inf"))
@@ -96,29 +100,29 @@ def logits(
 @no_type_check
 @triton.jit
 def probabilities(
-    x, t: tl.constexpr, s, row, col, across, down,
-    CAUSAL: tl.constexpr, MASK: tl.constexpr, BIAS: tl.constexpr, CAP: tl.constexpr,
-    PRECISION: tl.constexpr, UPCAST: tl.constexpr,
+    x, t, s, row, col, low, high, d,
+    MASK: tl.constexpr, BIAS: tl.constexpr, CAP: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     """A of the softmax head that term t of score head s reads; zero for score heads that do not exist."""
     h = tl.load(x.heads + t * x.scores + s, mask=s < x.scores, other=0)
-    q = query_tile(x, h, row, across, UPCAST)
-    z = logits(x, h, q, row, col, down, CAUSAL, MASK, BIAS, CAP, PRECISION, UPCAST)
+    q = query_tile(x, h, row, d, UPCAST)
+    z = logits(x, h, q, row, col, low, high, d, MASK, BIAS, CAP, PRECISION, UPCAST)
     lse = tl.load(x.lse + h * x.rows + row, mask=(row < x.rows) & (s < x.scores), other=float("inf"))
     return tl.exp(z - lse)
 
 
 @no_type_check
 @triton.jit
-def _low_rank(x, u, w, row, col, kacross, kdown, real, PRECISION: tl.constexpr):
-    rows = tl.load(u + row * x.u_n + kacross, mask=real & (row < x.rows) & (kacross < x.rank), other=0.0)
-    cols = tl.load(w + col * x.w_n + kdown, mask=real & (col < x.cols) & (kdown < x.rank), other=0.0)
+def _low_rank(x, u, w, row, col, k, real, PRECISION: tl.constexpr):
+    across, down = k[None, :], k[:, None]
+    rows = tl.load(u + row * x.u_n + across, mask=real & (row < x.rows) & (across < x.rank), other=0.0)
+    cols = tl.load(w + col * x.w_n + down, mask=real & (col < x.cols) & (down < x.rank), other=0.0)
     return tl.dot(rows, cols, input_precision=PRECISION)
 
 
 @no_type_check
 @triton.jit
-def weights(x, t: tl.constexpr, s, row, col, kacross, kdown, GAIN: tl.constexpr, PRECISION: tl.constexpr):
+def weights(x, t, s, row, col, k, GAIN: tl.constexpr, PRECISION: tl.constexpr):
     """U_t W_tᵀ: of a gain for each row and one for each column (GAIN 1), or of any rank (GAIN 2), in steps."""
     real = s < x.scores
     u, w = x.u + t * x.u_t + s * x.u_s, x.w + t * x.w_t + s * x.w_s
@@ -126,26 +130,24 @@ def weights(x, t: tl.constexpr, s, row, col, kacross, kdown, GAIN: tl.constexpr,
         rows = tl.load(u + row * x.u_n, mask=real & (row < x.rows), other=0.0)
         product = rows * tl.load(w + col * x.w_n, mask=real & (col < x.cols), other=0.0)
     else:
-        product = _low_rank(x, u, w, row, col, kacross, kdown, real, PRECISION)
-        for start in range(kacross.numel, x.rank, kacross.numel):
-            product += _low_rank(x, u, w, row, col, start + kacross, start + kdown, real, PRECISION)
+        product = _low_rank(x, u, w, row, col, k, real, PRECISION)
+        for start in range(k.numel, x.rank, k.numel):
+            product += _low_rank(x, u, w, row, col, start + k, real, PRECISION)
     return product
 
 
 @no_type_check
 @triton.jit
 def score_tile(
-    x, s, row, col, across, down, kacross, kdown,
-    CAUSAL: tl.constexpr, MASK: tl.constexpr, BIAS: tl.constexpr, CAP: tl.constexpr,
-    PRECISION: tl.constexpr, UPCAST: tl.constexpr, GAIN: tl.constexpr, TERMS: tl.constexpr,
+    x, s, row, col, low, high, d, k,
+    MASK: tl.constexpr, BIAS: tl.constexpr, CAP: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
+    GAIN: tl.constexpr, TERMS: tl.constexpr,
 ):  # fmt: skip
-    """S of score head s."""
-    total = probabilities(x, 0, s, row, col, across, down, CAUSAL, MASK, BIAS, CAP, PRECISION, UPCAST)
-    if GAIN > 0:
-        total *= weights(x, 0, s, row, col, kacross, kdown, GAIN, PRECISION)
-    for t in tl.static_range(1, TERMS):
-        a = probabilities(x, t, s, row, col, across, down, CAUSAL, MASK, BIAS, CAP, PRECISION, UPCAST)
+    """S of score head s, [BM, BN]."""
+    total = tl.zeros([row.shape[0], col.shape[1]], tl.float32)
+    for t in range(TERMS):
+        a = probabilities(x, t, s, row, col, low, high, d, MASK, BIAS, CAP, PRECISION, UPCAST)
         if GAIN > 0:
-            a *= weights(x, t, s, row, col, kacross, kdown, GAIN, PRECISION)
+            a *= weights(x, t, s, row, col, k, GAIN, PRECISION)
         total += a
     return total

@@ -11,11 +11,9 @@ import triton.language as tl
 from torch import Tensor
 
 from dexviz.kernels import tiles
-from dexviz.kernels.triton.launch import NARROWEST
+from dexviz.kernels.triton.launch import NARROWEST, STAGES
 from dexviz.kernels.triton.source import LazyRows
-from dexviz.kernels.triton.tile import column_stop, score_tile
-
-_WIDEST = 64
+from dexviz.kernels.triton.tile import column_range, score_tile, seen_columns
 
 
 class Tiles(tiles.Tiles):
@@ -32,16 +30,16 @@ class Tiles(tiles.Tiles):
         row_edges = (self.row_edges - self.offset - block.start).to(device, torch.int32)
         col_edges = (self.col_edges - block.c0).to(device, torch.int32)
         grid = (last - first, len(col_edges) - 1, block.scores)
-        widths = (_side(self.row_edges), _side(self.col_edges), block.launch.depth, block.rank)
+        widths = (*(_side(e, block.launch.side) for e in (self.row_edges, self.col_edges)), block.launch.depth, block.rank)
         outs = (self.sum_SPP, self.high_SPP, self.low_SPP)
         measures = (first, len(row_edges) - 1, len(col_edges) - 1)
-        _tiles[grid](block.launch.source, row_edges, col_edges, *outs, *measures, *widths, *block.settings)
+        _tiles[grid](block.launch.source, row_edges, col_edges, *outs, *measures, *widths, *block.settings, num_stages=STAGES)
 
 
-def _side(edges: Tensor) -> int:
+def _side(edges: Tensor, most: int) -> int:
     """Rows or columns that a program takes at a time: enough for the largest tile, within bounds."""
     largest = int(torch.diff(edges).max())
-    return max(NARROWEST, min(_WIDEST, 1 << (largest - 1).bit_length()))
+    return max(NARROWEST, min(most, 1 << (largest - 1).bit_length()))
 
 
 @no_type_check
@@ -49,8 +47,8 @@ def _side(edges: Tensor) -> int:
 def _tiles(
     x, row_edges, col_edges, sums, highs, lows, first, tile_rows, tile_cols,
     BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BK: tl.constexpr,
-    CAUSAL: tl.constexpr, MASK: tl.constexpr, BIAS: tl.constexpr, CAP: tl.constexpr,
-    PRECISION: tl.constexpr, UPCAST: tl.constexpr, GAIN: tl.constexpr, TERMS: tl.constexpr,
+    MASK: tl.constexpr, BIAS: tl.constexpr, CAP: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
+    GAIN: tl.constexpr, TERMS: tl.constexpr,
 ):  # fmt: skip
     """One screen tile of one score head; entries that no row of the block sees are zero."""
     s, p, q = tl.program_id(2).to(tl.int64), first + tl.program_id(0), tl.program_id(1)
@@ -60,13 +58,12 @@ def _tiles(
     total, high, low = tl.zeros([BM], tl.float32), tl.zeros([BM], tl.float32), tl.zeros([BM], tl.float32)
     for r in range(r0, r1, BM):
         row = (r + tl.arange(0, BM))[:, None]
-        for c in range(c0, tl.minimum(c1, column_stop(x, tl.minimum(r + BM, r1), CAUSAL)), BN):
+        left, right = seen_columns(x, row)
+        left, right = tl.maximum(left, c0), tl.where(row < r1, tl.minimum(right, c1), 0)
+        start, stop = column_range(x, left, right, BN)
+        for c in range(start, stop, BN):
             col = (c + tl.arange(0, BN))[None, :]
-            tile = score_tile(
-                x, s, row, col, d[None, :], d[:, None], k[None, :], k[:, None],
-                CAUSAL, MASK, BIAS, CAP, PRECISION, UPCAST, GAIN, TERMS,
-            )  # fmt: skip
-            tile = tl.where((row < r1) & (col < c1), tile, 0.0)
+            tile = score_tile(x, s, row, col, left, right, d, k, MASK, BIAS, CAP, PRECISION, UPCAST, GAIN, TERMS)
             total += tl.sum(tile, axis=1)
             high = tl.maximum(high, tl.max(tile, axis=1))
             low = tl.minimum(low, tl.min(tile, axis=1))
