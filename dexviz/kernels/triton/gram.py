@@ -64,7 +64,7 @@ def _side_by_side(
 
 
 @no_type_check
-@triton.jit
+@triton.jit(do_not_specialize=["one", "other", "ones", "others"])
 def _gram(
     x, parts, one, other, ones, others,
     G: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BK: tl.constexpr, CHUNK: tl.constexpr,
