@@ -32,7 +32,7 @@ MODEL, ADAPTER = "smollm2-135m", "default"
 ROUNDS = {128: 9, 256: 9, 512: 9, 1024: 7, 2048: 7, 4096: 3, 8192: 3}
 """Tokens → rounds of timing."""
 PEER_ROUNDS = 3
-DEX_TOKENS, DEX_ROUNDS = 2048, 15
+DEX_TOKENS, DEX_ROUNDS = 1024, 15
 BROWSER = (512, 680, 2048, 8192)
 PEER_PACKAGES = ("torch==2.13.0", "transformer-lens==4.3.0")
 _ENGINE = ("attention", "bench*", "context", "dense*", "dex", "diff", "head*", "peak*", "rec*", "scores", "speed", "stream")

@@ -119,6 +119,8 @@ Peak extra memory, MB:
 
 {_left_out(runs)}
 
+## How it was measured
+
 {_METHOD}
 
 ## DEX
@@ -161,8 +163,8 @@ def _facts(runs: Runs) -> str:
     code = ", ".join(sorted(runs.codes))
     mixed = " **Some steps were measured with other code than the rest.**" if len(runs.codes) > 1 else ""
     return (
-        f"Measured on {facts['date'][:10]}: {facts['cpu']}, {facts['cores']} cores,\n"
-        f"{facts['threads']} threads, {facts['memory_bytes'] / 2**30:.1f} GiB; {facts['model']}, {facts['dtype']}.\n"
+        f"\nMeasured on {facts['date'][:10]}: {facts['cpu']}, {facts['cores']} cores, {facts['threads']} threads, "
+        f"{facts['memory_bytes'] / 2**30:.1f} GiB; {facts['model']}, {facts['dtype']}.\n"
         f"Versions: {versions}.\nEngine code {code}.{mixed}"
     )
 

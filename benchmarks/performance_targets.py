@@ -92,7 +92,7 @@ def _captures(runs: Runs) -> Iterator[Target]:
     extra = max((_at(runs.extra, LONG, view) or 0 for view in ("base", "variant")), default=0) or None
     shown = f"{(extra or 0) / 2**30:.2f} GiB"
     yield Target(
-        f"the same, extra memory, {LONG:,} tokens, Q, K, V included",
+        f"extra memory of a capture, Q, K, V included, {LONG:,} tokens (larger of both views)",
         "≤ 2 GiB",
         extra,
         shown,
@@ -103,7 +103,7 @@ def _captures(runs: Runs) -> Iterator[Target]:
 
 def _against_dense(runs: Runs) -> Iterator[Target]:
     """The capture of the base against `output_attentions=True` with numpy."""
-    words = f"the same against output_attentions=True with numpy, {MIDDLE:,} tokens"
+    words = f"capture of the base against output_attentions=True with numpy, {MIDDLE:,} tokens"
     faster = _quotient(_at(runs.seconds, MIDDLE, "dense"), _at(runs.seconds, MIDDLE, "base"))
     less = _quotient(_at(runs.extra, MIDDLE, "dense"), _at(runs.extra, MIDDLE, "base"))
     yield Target(f"{words}: time", "≥ 5 × faster", faster, f"{faster or 0:.1f} ×", 5, True, _slow(runs.profile))

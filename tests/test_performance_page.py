@@ -101,10 +101,14 @@ def test_every_target_is_a_row_with_its_verdict(folder: Path) -> None:
         "**no**",
         "no profile was made",
     ]
-    dense = "the same against output_attentions=True with numpy, 2,048 tokens"
+    dense = "capture of the base against output_attentions=True with numpy, 2,048 tokens"
     assert shown[f"{dense}: time"][:3] == ["≥ 5 × faster", "5.8 ×", "yes"]
     assert shown[f"{dense}: extra memory"][:3] == ["≥ 10 × less", "15.0 ×", "yes"]
-    assert shown["the same, extra memory, 8,192 tokens, Q, K, V included"][:3] == ["≤ 2 GiB", "1.75 GiB", "yes"]
+    assert shown["extra memory of a capture, Q, K, V included, 8,192 tokens (larger of both views)"][:3] == [
+        "≤ 2 GiB",
+        "1.75 GiB",
+        "yes",
+    ]
     assert shown["another head's full map after a capture, 2,048 tokens"][1:3] == ["50 ms", "yes"]
     assert shown["DEX switched on, unmerged"][1:3] == ["1.021 ×", "yes"]
     assert shown["DEX merged"][1:3] == ["0.998 ×", "yes"]
@@ -120,7 +124,7 @@ def test_a_missed_target_says_what_limits_it(folder: Path) -> None:
     text = page(read_runs(folder))
     found = rows(text, "## Targets")
     assert found["capture of the variant, 2,048 tokens, CPU"][3] == "QKᵀ 45%; AV 30%; statistics 15% of the time"
-    memory = found["the same against output_attentions=True with numpy, 2,048 tokens: extra memory"]
+    memory = found["capture of the base against output_attentions=True with numpy, 2,048 tokens: extra memory"]
     kept = "kept: Q, K and V 236 MB, statistics 18 MB, tiles 35 MB; the forward pass itself takes 80 MB"
     assert memory[1:] == ["5.0 ×", "**no**", kept]
     assert "| AV | 0.600 | 30% |  |" in text
