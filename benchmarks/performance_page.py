@@ -29,6 +29,8 @@ class Runs:
     """To the stock SDPA forward of the same rounds."""
     extra: dict[int, dict[str, int]] = field(default_factory=dict)
     """Peak extra memory, bytes."""
+    quiet: dict[int, float] = field(default_factory=dict)
+    """Fastest SDPA forward as a share of the median one."""
     rounds: dict[int, int] = field(default_factory=dict)
     left_out: dict[int, dict[str, str]] = field(default_factory=dict)
     """Why a case is missing."""
@@ -68,6 +70,8 @@ def _take(runs: Runs, kind: str, rest: list[str], result: Step) -> None:
     elif kind == "time":
         runs.rounds[count] = result["rounds"]
         runs.left_out.setdefault(count, {}).update(result["left_out"])
+        if "sdpa" in result["timings"]:
+            runs.quiet[count] = result["timings"]["sdpa"]["fastest"] / result["timings"]["sdpa"]["median"]
         for name, timing in result["timings"].items():
             _take_timing(runs, count, name, timing)
     elif "left_out" in result:
@@ -141,7 +145,7 @@ Peak extra memory, MB:
 """
 
 
-_METHOD = f"""- **Time**: every round runs each case once, in an order that turns; a cell is the median, a ratio the median over
+_METHOD = f"""- **Time**: every round runs each case once, in an order drawn anew; a cell is the median, a ratio the median over
   rounds of the ratio in one round. Cases that hold all maps take part in three rounds at most. {PEER} is timed in its own
   environment against a stock SDPA forward there, in turns.
 - **Memory**: each case once in a process of its own; the largest resident set of the call, above what the process held after
@@ -171,7 +175,11 @@ def _facts(runs: Runs) -> str:
 
 def _lengths(runs: Runs) -> str:
     rounds = ", ".join(f"{count:,} tokens: {number}" for count, number in sorted(runs.rounds.items()))
-    return f"Rounds of timing: {rounds or NOT_MEASURED}."
+    quiet = ", ".join(f"{count:,} tokens: {share:.2f}" for count, share in sorted(runs.quiet.items()))
+    return (
+        f"Rounds of timing: {rounds or NOT_MEASURED}.\n"
+        f"The fastest SDPA forward over the median one, near 1 on a quiet machine: {quiet or NOT_MEASURED}."
+    )
 
 
 def _table(runs: Runs, values: Mapping[int, Mapping[str, Any]], cell: Any) -> str:
@@ -248,7 +256,7 @@ def _gpu(gpu: Step | None) -> str:
     if gpu is None or not gpu.get("rows"):
         return "Not measured yet: `python -m benchmarks.gpu` has not run on a GPU."
     keys = list(gpu["rows"][0])
-    lines = [gpu.get("device", ""), "", f"| {' | '.join(keys)} |", "|---" * len(keys) + "|"]
+    lines = [gpu.get("device", ""), "", f"| {' | '.join(key.replace('_', ' ') for key in keys)} |", "|---" * len(keys) + "|"]
     lines += [f"| {' | '.join(_plain(row.get(key)) for key in keys)} |" for row in gpu["rows"]]
     return "\n".join([*lines, *(["", gpu["note"]] if gpu.get("note") else [])]).strip()
 

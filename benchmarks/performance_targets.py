@@ -113,9 +113,9 @@ def _against_dense(runs: Runs) -> Iterator[Target]:
 def _dex(runs: Runs) -> Iterator[Target]:
     step = runs.dex or {}
     unmerged, merged = (None if step.get(name) is None else step[name]["ratio"] for name in ("variant", "merged"))
-    share = f"O W_D adds {step.get('operations_share', 0):.1%} to the multiplications; the rest is reading and writing O"
+    share = f"O W_D adds {step.get('operations_share', 0):.1%} to the multiplications, and a layer reads and writes O once more"
     yield Target("DEX switched on, unmerged", "≤ 1.03 × base forward", unmerged, f"{unmerged or 0:.3f} ×", 1.03, limit=share)
-    same = "it is the base's own computation with other numbers: what differs is the noise of the rounds"
+    same = "it does the base's operations with other weights; what is left is exchanging them for the call, and noise"
     yield Target("DEX merged", "1.00 ×", merged, f"{merged or 0:.3f} ×", 1 + _MERGED_TOLERANCE, limit=same)
 
 

@@ -1,6 +1,6 @@
 """Time and peak extra memory of the cases of `dexviz.bench_cases`, against the number of tokens.
 
-Times are paired: every round runs each case once, in an order that turns, and ratios are medians over rounds of a case's time
+Times are paired: every round runs each case once, in an order drawn anew, and ratios are medians over rounds of a case's time
 divided by that of the stock SDPA forward in the same round. Memory is measured in a process of its own for each case.
 """
 

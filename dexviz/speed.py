@@ -1,6 +1,7 @@
 """How fast the base, the unmerged variant and the merged variant read a prompt, measured in turns on the same tokens.
 
-Rounds are paired: each times every model once, in an order that turns from round to round, and ratios are medians over rounds.
+Rounds are paired: each times every model once, in an order drawn anew, and ratios are medians over rounds. (An order that only
+rotates would always put the same model after the same other one, whose freed memory and caches it would meet.)
 The merged variant is the base's own model called with merged output projections: nothing is written or copied.
 """
 
@@ -78,7 +79,7 @@ def in_turns(
     at_most: Mapping[str, int] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Timing]:
-    """Time every call once a round, in an order that turns; ratios are to the first call in the same round.
+    """Time every call once a round, in an order drawn anew; ratios are to the first call in the same round.
 
     Args:
         warm_up: rounds before the first that counts.
@@ -87,8 +88,9 @@ def in_turns(
     names = list(calls)
     limit = np.array([(at_most or {}).get(name, rounds) for name in names])
     seconds = np.full((rounds, len(names)), np.nan)
+    order = np.random.default_rng(0)
     for turn in range(-warm_up, rounds):
-        for i in np.roll(np.arange(len(names)), turn):
+        for i in order.permutation(len(names)):
             if turn < limit[i]:
                 elapsed = _timed(calls[names[i]], device)
                 if turn >= 0:

@@ -257,7 +257,7 @@ def test_ratios_are_medians_of_paired_rounds(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(speed, "_timed", timed)
     result = measure_speed(pair, rounds=3)
     assert len(order) == 3 * (3 + speed._WARM_UP)
-    assert len({tuple(order[i : i + 3]) for i in range(0, len(order), 3)}) == 3
+    assert len({tuple(order[i : i + 3]) for i in range(0, len(order), 3)}) >= 3
     assert result.base.ratio == 1.0
     assert result.base.fastest < result.base.median
 
