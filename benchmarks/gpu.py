@@ -1,119 +1,120 @@
-"""Captures on a GPU in bfloat16 against the CPU in float32: `python -m benchmarks.gpu --smoke`.
+"""Triton kernels on a GPU: are they right, and how fast are they?  `python -m benchmarks.gpu --json build/performance/gpu.json`
 
-Loads the default pair on both devices (each load runs the self-check), captures base and variant of one prompt, and compares
-within the stated tolerances. Exit status 0: all hold; 1: one does not; 0 with a note: there is no GPU, nothing was run.
+Three steps, printed as one table: every kernel against the float64 reference of the tests; captures in bfloat16 against the CPU
+in float32; time of each kernel against SDPA and against the floor. Without a GPU nothing is measured, and the script says so.
+`--device cpu` runs the same steps at tiny sizes in Triton's interpreter, for which times mean nothing.
+
+Exit status 0: everything is within its tolerance, or there is no GPU; 1: something is not.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
-import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
 
-import numpy as np
 import torch
 
-from dexviz.models import ModelPair, load_pair
-from dexviz.recorder import capture
-from dexviz.records import Capture, CaptureRequest
+from benchmarks.gpu_rows import Limit, Row, table
 
-PROMPT = (
-    "The key to the old lighthouse is under the third stone. The keeper's daughter sold apples at the market, and nobody "
-    "asked her about the storm. Question: where is the key? Answer: under the"
-)
-HEADS = ((0, 0), (12, 3), (29, 8))
-TOLERANCES = {
-    "map, mean |Δ|": 2e-3,
-    "entropy, mean |Δ| in nats": 3e-2,
-    "sink share, mean |Δ|": 2e-2,
-    "cosine similarity, mean |Δ|": 2e-2,
-    "λ, max |Δ|": 1e-6,
-    "row sum − 1, max |Δ|": 1e-3,
-    "top token's probability, |Δ|": 5e-2,
-}
-"""Largest deviation of bfloat16 from float32 that passes, by quantity; both views."""
+NOT_MEASURED = "not measured: no GPU"
+SMOKE_LENGTHS = (2048, 8192)
 
 
-@dataclass(frozen=True)
-class Row:
-    """One comparison."""
-
-    view: str
-    quantity: str
-    measured: float
-    tolerance: float
-
-    @property
-    def holds(self) -> bool:
-        return self.measured <= self.tolerance
-
-
-def main() -> int:
-    """Run the smoke check; returns the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--smoke", action="store_true", help="the only mode there is so far")
-    parser.add_argument("--device", default="cuda", help="device under test (default: %(default)s)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    arguments = parser.parse_args()
-    if arguments.device == "cuda" and not torch.cuda.is_available():
-        note = "not run: no CUDA device on this machine"
-        print(json.dumps({"run": False, "note": note}) if arguments.json else note)
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, print, write; returns the exit status."""
+    asked = _parser().parse_args(arguments)
+    if asked.device == "cuda" and not torch.cuda.is_available():
+        print(NOT_MEASURED)
         return 0
-    started = time.perf_counter()
-    rows = list(smoke(arguments.device))
-    seconds = time.perf_counter() - started
-    if arguments.json:
-        print(
-            json.dumps(
-                {"run": True, "device": device_name(arguments.device), "seconds": seconds, "rows": [asdict(r) for r in rows]}
-            )
-        )
+    tiny = asked.device == "cpu"
+    if tiny:
+        os.environ["TRITON_INTERPRET"] = "1"
+    device = torch.device(asked.device)
+    rows = []
+    for row in measured(device, asked.smoke, tiny, Limit(asked.limit_seconds), asked.captures):
+        rows.append(row)
+        print(table([row]).splitlines()[1], file=sys.stderr, flush=True)
+    print(device_name(device))
+    print(table(rows))
+    if asked.json is not None:
+        write(asked.json, device, rows)
+    return 0 if all(row.holds is not False for row in rows) else 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--smoke", action="store_true", help="fewer sizes and rounds")
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"), help="device under test (default: %(default)s)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there, too")
+    parser.add_argument(
+        "--limit-seconds", type=float, default=600.0, help="begin nothing after this long (default: %(default)s)"
+    )
+    parser.add_argument("--no-captures", dest="captures", action="store_false", help="leave out what needs the default model")
+    return parser
+
+
+def measured(device: torch.device, smoke: bool, tiny: bool, limit: Limit, captures: bool) -> Iterator[Row]:
+    """All rows, one by one."""
+    from benchmarks import gpu_captures, gpu_checks, gpu_timings
+
+    yield from gpu_checks.check(device, limit, smoke, tiny)
+    if captures:
+        yield from _unless_spent(limit, "captures", gpu_captures.check(device))
+    rounds = 1 if tiny else 3 if smoke else 7
+    lengths = (32, 65) if tiny else SMOKE_LENGTHS if smoke else gpu_timings.LENGTHS
+    shape = gpu_timings.Shape(2, 1, 16) if tiny else gpu_timings.Shape()
+    dtypes = (torch.bfloat16,) if smoke or tiny else (torch.bfloat16, torch.float32)
+    layers = []
+    for row in gpu_timings.measure(device, limit, lengths, dtypes, shape, rounds, 64 if tiny else 8192):
+        layers.append(row)
+        yield row
+    if captures:
+        yield from gpu_captures.against_forward(device, limit, layers, rounds)
+
+
+def _unless_spent(limit: Limit, quantity: str, rows: Iterator[Row]) -> Iterator[Row]:
+    if limit.spent():
+        yield Row(quantity, 0, "bfloat16", note="not measured: the time limit was reached")
     else:
-        print(f"{device_name(arguments.device)}, bfloat16, against the CPU in float32; {seconds:.1f} s")
-        for row in rows:
-            print(f"{row.view:8} {row.quantity:32} {row.measured:9.2e} ≤ {row.tolerance:.0e}  {'ok' if row.holds else 'FAILS'}")
-    return 0 if all(row.holds for row in rows) else 1
+        yield from rows
 
 
-def smoke(device: str) -> Iterator[Row]:
-    """Compare captures of both views on `device` in bfloat16 with the CPU in float32."""
-    reference = load_pair("smollm2-135m", adapter="default", device="cpu", dtype="float32")
-    tested = load_pair("smollm2-135m", adapter="default", device=device, dtype="bfloat16")
-    for view in ("base", "variant"):
-        yield from compare(view, take(tested, view), take(reference, view))
+def write(path: Path, device: torch.device, rows: Sequence[Row]) -> None:
+    """The rows as JSON, with what the targets of the design are compared with; beside, then renamed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    versions = f"torch {torch.__version__}"
+    data = {"device": f"{device_name(device)}, {versions}", "rows": [asdict(row) for row in rows], "targets": targets(rows)}
+    beside = path.with_name(path.name + ".part")
+    beside.write_text(json.dumps(data, indent=1), encoding="utf-8")
+    beside.rename(path)
 
 
-def take(pair: ModelPair, view: str) -> Capture:
-    """The capture that is compared."""
-    request = CaptureRequest(maps=HEADS, similarity=True, pool=16)
-    return capture(pair.base if view == "base" else pair.variant, pair.tokenize(PROMPT), request)
+def targets(rows: Sequence[Row]) -> dict[str, Any]:
+    """`capture_ratio` and `floor_ratio` at 32,768 tokens in bfloat16, as far as they were measured, and what limits them."""
+    from benchmarks.gpu_timings import LAYER, TARGET_TOKENS
+
+    found = {row.quantity: row for row in rows if row.tokens == TARGET_TOKENS and row.dtype == "bfloat16"}
+    made: dict[str, Any] = {}
+    if (capture := found.get("capture, composed")) is not None and capture.ratio is not None:
+        made["capture_ratio"] = capture.ratio
+    if (layer := found.get(LAYER)) is not None and layer.floor_ratio is not None:
+        made["floor_ratio"] = layer.floor_ratio
+    timed = [row for row in found.values() if row.seconds is not None and row.floor_ratio is not None and row is not layer]
+    if made and timed:
+        slowest = max(timed, key=lambda row: row.seconds or 0.0)
+        made["limit"] = f"longest kernel: {slowest.quantity}, {slowest.floor_ratio:.1f} × its floor"
+    return made
 
 
-def compare(view: str, tested: Capture, reference: Capture) -> Iterator[Row]:
-    """One row a quantity."""
-
-    def mean(one: np.ndarray, other: np.ndarray) -> float:
-        return float(np.nanmean(np.abs(one - other)))
-
-    measured = {
-        "map, mean |Δ|": max(mean(tested.maps[h].scores, reference.maps[h].scores) for h in HEADS),
-        "entropy, mean |Δ| in nats": mean(tested.stats["entropy"], reference.stats["entropy"]),
-        "sink share, mean |Δ|": mean(tested.stats["sink"], reference.stats["sink"]),
-        "cosine similarity, mean |Δ|": mean(tested.similarity["cosine"], reference.similarity["cosine"]),
-        "λ, max |Δ|": float(np.abs(tested.lam - reference.lam).max()),
-        "row sum − 1, max |Δ|": max(float(np.abs(tested.maps[h].attention.sum(axis=1) - 1).max()) for h in HEADS),
-        "top token's probability, |Δ|": abs(float(tested.logits_top.prob[0] - reference.logits_top.prob[0])),
-    }
-    for quantity, value in measured.items():
-        yield Row(view, quantity, value, TOLERANCES[quantity])
-
-
-def device_name(device: str) -> str:
-    """What the device calls itself."""
-    return torch.cuda.get_device_name() if device.startswith("cuda") else device
+def device_name(device: torch.device) -> str:
+    """The GPU's name, or what stands in for it."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU, Triton's interpreter: times mean nothing"
 
 
 if __name__ == "__main__":

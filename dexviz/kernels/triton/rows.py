@@ -28,7 +28,7 @@ def row_sums(
     sums_ASR, spans_PSR = block.empty(_SUMS, block.scores, rows), block.empty(len(edges), block.scores, rows)
     grid = (triton.cdiv(rows, launch.side), block.scores)
     measures = (block.start + offset - block.c0, local, threshold, len(edges))
-    widths = (launch.side, launch.side, launch.depth, block.rank, padded(len(edges)))
+    widths = (launch.side, min(launch.side, 32), launch.depth, block.rank, padded(len(edges)))
     _statistics[grid](launch.source, ranges, sums_ASR, spans_PSR, *measures, *widths, *block.settings, num_stages=STAGES)
     total, plogp, net, largest, argmax, above, near = sums_ASR
     block.kept.update(total=total, plogp=plogp)
