@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -74,6 +74,17 @@ class _DescribedMask(Tensor):
 Recorder = Callable[[AttentionCall], None]
 
 
+@runtime_checkable
+class Attending(Protocol):
+    """A recorder that recomputes probabilities anyway, and so computes the attention output too."""
+
+    def output(self, module: nn.Module, layer: int, inputs: AttentionInputs, operator: DexOperator | None) -> Tensor | None:
+        """O before DEX, [B, H, N, E]; None leaves it to the seam. The call with O follows."""
+
+    def __call__(self, call: AttentionCall, /) -> None:
+        """See the call."""
+
+
 def adopt(model: PreTrainedModel) -> None:
     """Route the model's attention through this seam. Idempotent; weights are untouched.
 
@@ -122,13 +133,13 @@ def _attention(
     mask, key, value = _described(attention_mask, query, key, value, causal)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     inputs = AttentionInputs(query, key, value, scale, mask, softcap, s_aux, position_bias)
-    o_BHNE = adapted_BHNE = attention_output(inputs, dropout)
     layer = int(cast(int, module.layer_idx))
-    adapter = active_adapter(module)
+    adapter, recorder = active_adapter(module), active_recorder()
     operator = adapter.operator(layer) if adapter is not None else None
+    own = recorder.output(module, layer, inputs, operator) if isinstance(recorder, Attending) and not dropout else None
+    o_BHNE = adapted_BHNE = attention_output(inputs, dropout) if own is None else own
     if operator is not None:
         adapted_BHNE = operator(o_BHNE)
-    recorder = active_recorder()
     if recorder is not None:
         recorder(AttentionCall(module, layer, inputs, o_BHNE, adapted_BHNE, operator))
     return adapted_BHNE.transpose(1, 2).contiguous(), None

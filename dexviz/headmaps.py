@@ -39,22 +39,23 @@ class MapWriter:
     Args:
         head: score head (DIFF: logical head, unless the score is attention).
         n: tokens.
+        terms: softmax maps that S is made of.
         window: (row start, row stop, column start, column stop); None for all.
     """
 
-    def __init__(self, record: LayerRecord, score: str, space: str, head: int, n: int, window: Window | None = None) -> None:
+    def __init__(
+        self, record: LayerRecord, score: str, space: str, head: int, n: int, terms: int, window: Window | None = None
+    ) -> None:
         self.record, self.score, self.space, self.head = record, score, space, head
         self.r0, self.r1, self.c0, self.c1 = window or (0, n, 0, n)
         self.shape = (self.r1 - self.r0, self.c1 - self.c0)
         self.scores = np.zeros(self.shape, dtype=np.float32)
-        self.terms: list[np.ndarray] = []
+        self.terms = [np.zeros(self.shape, dtype=np.float32) for _ in range(terms)]
 
     def add(self, block: ScoreBlock, index: int | None = None) -> None:
         """Take in one row block; `index` is the head's place in the block, where that holds fewer heads than the layer."""
         index = self.head if index is None else index
         s_RC, a_TRC = block.head(index)
-        if not self.terms:
-            self.terms = [np.zeros(self.shape, dtype=np.float32) for _ in a_TRC]
         self._place(self.scores, block, s_RC)
         for target, a_RC in zip(self.terms, a_TRC, strict=True):
             self._place(target, block, a_RC)
@@ -126,14 +127,16 @@ def head_map(
     def drawn(ops: Operators) -> HeadMap:
         blocks = (ops.head_rows(scores, head, r0 + a, r0 + b) for a, b in row_blocks(r1 - r0, _BLOCK_ROWS))
         if pool is None or whole:
-            return _exact(record, score, space, head, blocks, edges)
+            return _exact(record, score, space, head, blocks, edges, len(scores.terms))
         return _tiled(record, score, space, head, blocks, edges, pool)
 
     return with_operators(record.inputs.q_BHND.device, drawn)
 
 
-def _exact(record: LayerRecord, score: str, space: str, head: int, blocks: Iterable[ScoreBlock], window: Window) -> HeadMap:
-    writer = MapWriter(record, score, space, head, record.inputs.q_BHND.shape[2], window)
+def _exact(
+    record: LayerRecord, score: str, space: str, head: int, blocks: Iterable[ScoreBlock], window: Window, terms: int
+) -> HeadMap:
+    writer = MapWriter(record, score, space, head, record.inputs.q_BHND.shape[2], terms, window)
     for block in blocks:
         writer.add(block, index=0)
     return writer.finish()

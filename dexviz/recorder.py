@@ -1,7 +1,7 @@
 """One pass over one view on one prompt: statistics, tiles, similarity and chosen maps of every head, layer by layer.
 
-Each layer is worked through in blocks of query rows as soon as its attention has run, so that no more than one block of
-maps of one layer exists at a time, apart from the maps that were asked for. Axes: see `dexviz.records`.
+Each layer is worked through in blocks of query rows (`dexviz.stream`) in place of its attention: what recomputes probabilities
+makes the attention output too, so that nothing is computed twice. Axes: see `dexviz.records`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import platform
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from threading import Event
 from typing import Any
@@ -17,22 +17,22 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from torch import Tensor
+from torch import Tensor, nn
 
 from dexviz import diff, fingerprint
 from dexviz.attention import AttentionCall
-from dexviz.dex import DexAdapter, select
-from dexviz.errors import BudgetError, Cancelled, CaptureError, PromptError
+from dexviz.dex import DexAdapter, DexOperator, select
+from dexviz.errors import BudgetError, CaptureError, PromptError
 from dexviz.headmaps import MapWriter, check_room
 from dexviz.kernels.backend import chosen
 from dexviz.kernels.operators import Operators, with_operators
 from dexviz.kernels.similarity import linear_cka
-from dexviz.kernels.softmax import row_blocks
+from dexviz.kernels.softmax import AttentionInputs
 from dexviz.kernels.terms import ScoreMap
-from dexviz.kernels.tiles import tile_edges
 from dexviz.models import View
 from dexviz.records import Capture, CaptureRequest, HeadMap, Tokens, TopTokens
 from dexviz.scores import LayerRecord, score_map
+from dexviz.stream import Streamed, stream
 
 OnLayer = Callable[[int, int], None]
 """Called after each layer with (layers done, layers in all)."""
@@ -104,15 +104,13 @@ def _top_tokens(view: View, logits_V: Tensor) -> TopTokens:
     return TopTokens(ids.cpu().numpy().astype(np.int64), tuple(labels), prob.cpu().numpy().astype(np.float32))
 
 
-@dataclass
+@dataclass(frozen=True)
 class _LayerResult:
     """What one layer contributes to a Capture; axes without L."""
 
-    stats: dict[str, Tensor] = field(default_factory=dict)
-    pooled: Tensor | None = None
-    extreme: Tensor | None = None
-    similarity: dict[str, Tensor] = field(default_factory=dict)
-    delta: tuple[Tensor, Tensor] | None = None
+    streamed: Streamed
+    similarity: dict[str, Tensor]
+    delta: tuple[Tensor, Tensor] | None
 
 
 class _Recording:
@@ -134,74 +132,59 @@ class _Recording:
         self.layers: dict[int, _LayerResult] = {}
         self.maps: dict[tuple[int, int], HeadMap] = {}
         self._waiting: AttentionCall | None = None
+        self._streamed: tuple[LayerRecord, Streamed] | None = None
+
+    def output(self, module: nn.Module, layer: int, inputs: AttentionInputs, operator: DexOperator | None) -> Tensor | None:
+        """See `dexviz.attention.Attending`. DIFF calls attention twice a layer: the seam makes those outputs."""
+        if self.view.layout.differential:
+            return None
+        record = self._record(module, layer, inputs, operator)
+        out_HNE = inputs.v_BGME.new_empty(inputs.heads, self.n, inputs.v_BGME.shape[-1])
+        score = score_map(record, self.request.score, self.request.space, fused=True)
+        self._streamed = record, self._stream(record, score, out_HNE)
+        return out_HNE[None]
 
     def __call__(self, call: AttentionCall) -> None:
         if not self.view.layout.differential:
-            self._take(call, call.o_BHNE[0], call.adapted_BHNE[0])
+            assert self._streamed is not None, "output was asked for first"
+            record, streamed = self._streamed
+            self._streamed = None
+            self._take(call, record, streamed, call.adapted_BHNE[0])
         elif self._waiting is None:
             self._waiting = call
         else:
             first, self._waiting = self._waiting, None
-            joined = AttentionCall(
-                call.module, call.layer, diff.joined(first.inputs, call.inputs), call.o_BHNE, call.adapted_BHNE, None
-            )
             o_HNE = torch.cat([first.o_BHNE[0], call.o_BHNE[0]], dim=-1)
-            self._take(joined, o_HNE, o_HNE)
+            record = self._record(call.module, call.layer, diff.joined(first.inputs, call.inputs), None)
+            score = score_map(record, self.request.score, self.request.space, o_HNE)
+            output = diff.logical_output(o_HNE, diff.layer_lambda(call.module)) if self.logical else o_HNE
+            self._take(call, record, self._stream(record, score, None), output)
 
-    def _take(self, call: AttentionCall, o_HNE: Tensor, adapted_HNE: Tensor) -> None:
+    def _record(self, module: nn.Module, layer: int, inputs: AttentionInputs, operator: DexOperator | None) -> LayerRecord:
         layout, adapter = self.view.layout, self.view.adapter
-        record = LayerRecord(
-            call.layer,
-            call.module,
-            call.inputs,
-            call.operator,
-            layout.projections.get(call.layer),
-            layout.differential,
-            adapter.deltas if adapter is not None else None,
-        )
-        score = score_map(record, self.request.score, self.request.space, o_HNE)
-        result, writers = with_operators(score.inputs.q_BHND.device, lambda ops: self._stream(score, record, ops))
-        self.maps.update({(record.layer, writer.head): writer.finish() for writer in writers})
-        if "cka" in self.request.similarities:
-            output = diff.logical_output(o_HNE, diff.layer_lambda(call.module)) if self.logical else adapted_HNE
-            result.similarity["cka"] = linear_cka(output)
-        if call.operator is not None:
-            result.delta = _change(o_HNE, adapted_HNE)
-        self.layers[call.layer] = result
-        self.keep(record)
-        self.progress(len(self.layers), len(layout.modules))
+        deltas = adapter.deltas if adapter is not None else None
+        return LayerRecord(layer, module, inputs, operator, layout.projections.get(layer), layout.differential, deltas)
 
-    def _stream(self, score: ScoreMap, record: LayerRecord, ops: Operators) -> tuple[_LayerResult, list[MapWriter]]:
-        """One pass over the layer's rows; changes nothing but what it returns."""
-        request, like = self.request, score.inputs.q_BHND.new_empty((), dtype=score.inputs.dtype)
-        names = request.similarities
-        result = _LayerResult()
-        gram = ops.gram(self.heads, like.device) if "cosine" in names else None
-        divergence = ops.jensen_shannon(self.heads, like.device) if "js" in names else None
-        edges = tile_edges(0, self.n, min(request.pool or 1, self.n))
-        tiles = ops.tiles(self.heads, edges, edges, 0, like) if request.pool else None
-        writers = [MapWriter(record, request.score, request.space, h, self.n) for la, h in request.maps if la == record.layer]
-        parts: list[dict[str, Tensor]] = []
-        for start, stop in row_blocks(self.n, ops.rows_per_block(self.heads, self.n)):
-            if self.cancel.is_set():
-                raise Cancelled
-            block = ops.score_rows(score, start, stop)
-            parts.append(
-                ops.row_statistics(
-                    block, offset=0, sink=request.sink, local=request.local, threshold=request.threshold, spans=request.spans
-                )
-            )
-            for consumer in (gram, divergence, tiles, *writers):
-                if consumer is not None:
-                    consumer.add(block)
-        result.stats = {name: torch.cat([part[name] for part in parts], dim=-1) for name in parts[0]}
-        if tiles is not None:
-            result.pooled, result.extreme = tiles.means(), tiles.extremes()
-        if gram is not None:
-            result.similarity["cosine"] = gram.cosine()
-        if divergence is not None:
-            result.similarity["js"] = divergence.similarity()
-        return result, writers
+    def _stream(self, record: LayerRecord, score: ScoreMap, out_HNE: Tensor | None) -> Streamed:
+        request = self.request
+
+        def streamed(ops: Operators) -> Streamed:
+            writers = [
+                MapWriter(record, request.score, request.space, head, self.n, len(score.terms))
+                for layer, head in request.maps
+                if layer == record.layer
+            ]
+            return stream(score, request, ops, writers, self.cancel, out_HNE)
+
+        return with_operators(score.inputs.q_BHND.device, streamed)
+
+    def _take(self, call: AttentionCall, record: LayerRecord, streamed: Streamed, output_SNE: Tensor) -> None:
+        self.maps.update({(record.layer, writer.head): writer.finish() for writer in streamed.writers})
+        cka = {"cka": linear_cka(output_SNE)} if "cka" in self.request.similarities else {}
+        delta = _change(call.o_BHNE[0], call.adapted_BHNE[0]) if call.operator is not None else None
+        self.layers[record.layer] = _LayerResult(streamed, {**streamed.similarity, **cka}, delta)
+        self.keep(record)
+        self.progress(len(self.layers), len(self.view.layout.modules))
 
     def finish(self) -> None:
         """Raise unless every layer that has attention was seen, and every map was made."""
@@ -220,14 +203,18 @@ class _Recording:
         return Capture(
             tokens=tokens,
             request=self.request,
-            stats={name: self._stacked({la: r.stats[name] for la, r in self.layers.items()}) for name in first.stats},
+            stats={
+                name: self._stacked({la: r.streamed.stats[name] for la, r in self.layers.items()})
+                for name in first.streamed.stats
+            },
+            strongest=self._stacked({la: r.streamed.strongest for la, r in self.layers.items()}, fill=-1).astype(np.int32),
             lam=np.asarray(self.view.lambdas(), dtype=np.float32),
             selected=select(heads, layout.layers, self.heads).numpy(),
             logits_top=top,
             provenance=self._provenance(),
             maps={key: self.maps[key] for key in self.request.maps},
-            pooled=self._stacked({la: r.pooled for la, r in self.layers.items()}),
-            pooled_extreme=self._stacked({la: r.extreme for la, r in self.layers.items()}),
+            pooled=self._stacked({la: r.streamed.pooled for la, r in self.layers.items()}),
+            pooled_extreme=self._stacked({la: r.streamed.extreme for la, r in self.layers.items()}),
             similarity={
                 name: self._stacked({la: r.similarity[name] for la, r in self.layers.items()}) for name in first.similarity
             },

@@ -236,6 +236,8 @@ class Capture:
     """float32 [L, H, P, P]: the entry of largest magnitude in each tile."""
     similarity: Mapping[str, np.ndarray] = field(default_factory=dict)
     """"cosine", "cka", "js" → float32 [L, H, H]; 1 = the same; NaN where a head's scores or outputs are all zero."""
+    strongest: np.ndarray | None = None
+    """int32 [L, H, N]: key of largest |S| of each query row, the first one of equals; −1 where a row has no mass."""
     delta_norm: np.ndarray | None = None
     """‖O' − O‖ / ‖O‖ per head, Frobenius over tokens, float32 [L, H]; None where there is no DEX."""
     delta_cosine: np.ndarray | None = None

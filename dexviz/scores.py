@@ -46,8 +46,12 @@ class LayerRecord:
         return o_HNE if self.operator is None else self.operator(o_HNE[None])[0]
 
 
-def score_map(record: LayerRecord, score: str, space: str, o_HNE: Tensor | None = None) -> ScoreMap:
-    """The layer's score maps as terms; `o_HNE` saves recomputing O for contribution scores.
+def score_map(record: LayerRecord, score: str, space: str, o_HNE: Tensor | None = None, fused: bool = False) -> ScoreMap:
+    """The layer's score maps as terms.
+
+    Args:
+        o_HNE: saves recomputing O for contribution scores.
+        fused: O becomes known row by row, while the map is streamed: contribution scores take their U from there.
 
     Raises:
         CaptureError: residual space where something lies between attention and W_O.
@@ -65,6 +69,8 @@ def score_map(record: LayerRecord, score: str, space: str, o_HNE: Tensor | None 
     if score == "signed":
         gain = column_gains(record, space)
         return ScoreMap(record.inputs, (ScoreTerm(heads, w_SMK=None if gain is None else gain[0][..., None]),))
+    if fused:
+        return ScoreMap(record.inputs, (ScoreTerm(heads, lambda o, *_: along(record.adapted(o)), adapted_values(record)),))
     o_HNE = record.adapted(record.output() if o_HNE is None else o_HNE)
     return ScoreMap(record.inputs, (ScoreTerm(heads, u_SNK=along(o_HNE), w_SMK=adapted_values(record)),))
 

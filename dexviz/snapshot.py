@@ -221,6 +221,7 @@ def _unpack(header: dict[str, Any], shelf: _Shelf) -> Capture:
         pooled=shelf.maybe("pooled"),
         pooled_extreme=shelf.maybe("pooled_extreme"),
         similarity={name: a for name in SIMILARITIES if (a := shelf.maybe(f"similarity.{name}")) is not None},
+        strongest=shelf.maybe("strongest"),
         delta_norm=shelf.maybe("delta_norm"),
         delta_cosine=shelf.maybe("delta_cosine"),
     )

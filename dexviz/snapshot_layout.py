@@ -25,6 +25,8 @@ def layout(capture: Capture) -> Layout:
     yield "top.prob", capture.logits_top.prob, np.float32, (top,)
     for k, array in enumerate(capture.stats.values()):
         yield f"stats.{k}", array, np.float32, (layers, heads, tokens)
+    if capture.strongest is not None:
+        yield "strongest", capture.strongest, np.int32, (layers, heads, tokens)
     for name, array in capture.similarity.items():
         yield f"similarity.{name}", array, np.float32, (layers, heads, heads)
     tiles = 0 if capture.pooled is None else min(capture.pooled.shape[-1], tokens, MAX_POOL)

@@ -185,7 +185,8 @@ def row_statistics(
     """Name → [H, N] for score maps with one row per token; shares are of |S| / Σ_j |S|.
 
     entropy −Σ p ln p with p = |S| / Σ|S|; sink Σ_{j < sink} p; local Σ_{i − local < j ≤ i} p; sparsity, the share of
-    entries j ≤ i with |S| < threshold; negative Σ_{S < 0} p; net Σ S; max |S|; span:<name> Σ_{start ≤ j < stop} p.
+    entries j ≤ i with |S| < threshold; negative Σ_{S < 0} p; net Σ S; max |S| and
+    the first key that has it; span:<name> Σ_{start ≤ j < stop} p.
     """
     tokens = s_HNN.shape[1]
     i, j = np.arange(tokens)[:, None], np.arange(tokens)[None, :]
@@ -200,10 +201,19 @@ def row_statistics(
         "negative": _share((size * (s_HNN < 0)).sum(axis=2), total),
         "net": s_HNN.sum(axis=2),
         "max": size.max(axis=2),
+        "argmax": np.where(total > 0, size.argmax(axis=2), np.nan),
     }
     for name, (start, stop) in (spans or {}).items():
         stats[f"span:{name}"] = _share(size[:, :, start:stop].sum(axis=2), total)
     return stats
+
+
+def assert_strongest(found_HN: Array, s_HNN: Array, expected_HN: Array, tolerance: float) -> None:
+    """Each row's strongest key has the largest |S| up to the tolerance, or is −1 where the row has no mass."""
+    assert np.array_equal(found_HN < 0, np.isnan(expected_HN))
+    size, alive = np.abs(s_HNN), found_HN >= 0
+    there = np.take_along_axis(size, np.maximum(found_HN, 0)[:, :, None], axis=2)[:, :, 0]
+    assert (there[alive] >= size.max(axis=2)[alive] - tolerance).all()
 
 
 # ---------------------------------------------------------------- tiles

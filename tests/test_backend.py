@@ -28,9 +28,18 @@ def fresh(monkeypatch):
 
 @pytest.mark.parametrize(
     ("asked", "device", "name"),
-    [(None, CPU, "eager"), (None, CUDA, "eager"), ("", CUDA, "eager"), ("eager", CUDA, "eager"), ("triton", CUDA, "triton")],
+    [
+        (None, CPU, "compiled"),
+        (None, CUDA, "eager"),
+        ("", CPU, "compiled"),
+        ("", CUDA, "eager"),
+        ("eager", CPU, "eager"),
+        ("eager", CUDA, "eager"),
+        ("compiled", CPU, "compiled"),
+        ("triton", CUDA, "triton"),
+    ],
 )
-def test_kernels_are_eager_unless_the_variable_says_otherwise(monkeypatch, asked, device, name):
+def test_each_device_has_its_kernels_unless_the_variable_says_otherwise(monkeypatch, asked, device, name):
     if asked is not None:
         monkeypatch.setenv(backend.VARIABLE, asked)
     assert backend.chosen(device) == backend.Backend(name)
@@ -38,8 +47,14 @@ def test_kernels_are_eager_unless_the_variable_says_otherwise(monkeypatch, asked
 
 def test_an_unknown_backend_is_refused(monkeypatch):
     monkeypatch.setenv(backend.VARIABLE, "cuda")
-    with pytest.raises(DexvizError, match="Expected DEXVIZ_KERNELS to be eager or triton, got 'cuda'"):
+    with pytest.raises(DexvizError, match="Expected DEXVIZ_KERNELS to be eager, compiled or triton, got 'cuda'"):
         backend.chosen(CPU)
+
+
+def test_compiled_loops_are_for_the_cpu(monkeypatch):
+    monkeypatch.setenv(backend.VARIABLE, "compiled")
+    with pytest.raises(DexvizError, match="Expected a CPU for DEXVIZ_KERNELS=compiled, got cuda"):
+        backend.chosen(CUDA)
 
 
 def test_triton_on_a_cpu_needs_its_interpreter(monkeypatch):

@@ -141,6 +141,7 @@ def assert_maps(cap: Capture, layer: StockLayer, index: int, s_HNN: np.ndarray) 
 
 def assert_statistics(cap: Capture, index: int, s_HNN: np.ndarray) -> None:
     expected = ref.row_statistics(s_HNN, threshold=cap.request.threshold, spans=SPANS)
+    ref.assert_strongest(cap.strongest[index], s_HNN, expected.pop("argmax"), 5e-5)
     assert cap.stats.keys() == expected.keys()
     for name, values in expected.items():
         if name == "sparsity":

@@ -77,7 +77,9 @@ def assert_capture(cap: Capture, layer: int, s_SNN: np.ndarray, o_SNE: np.ndarra
         mean, extreme = ref.tiled(s_NN, edges, edges)
         close(cap.pooled[layer, head], mean, atol=2e-5, rtol=1e-4)
         close(np.abs(cap.pooled_extreme[layer, head]), np.abs(extreme), atol=2e-5, rtol=1e-4)
-    for name, values in ref.row_statistics(s_SNN, threshold=0.01, spans={"needle": (2, 6)}).items():
+    expected = ref.row_statistics(s_SNN, threshold=0.01, spans={"needle": (2, 6)})
+    ref.assert_strongest(cap.strongest[layer], s_SNN, expected.pop("argmax"), 2e-5)
+    for name, values in expected.items():
         close(cap.stats[name][layer], values, atol=1e-4, rtol=1e-4, err_msg=name)
     close(cap.similarity["cosine"][layer], ref.cosine_similarity(s_SNN), atol=1e-5)
     close(cap.similarity["js"][layer], ref.js_similarity(s_SNN), atol=1e-5)

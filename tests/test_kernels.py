@@ -14,7 +14,7 @@ from torch import Tensor
 from dexviz.dex import gains
 from dexviz.kernels.dex import dex_output
 from dexviz.kernels.output import attention_output
-from dexviz.kernels.rows import row_statistics
+from dexviz.kernels.rows import RowSums, row_sums
 from dexviz.kernels.similarity import Gram, JensenShannon, linear_cka
 from dexviz.kernels.softmax import MaskSpec, row_blocks, softmax_rows
 from dexviz.kernels.terms import ScoreBlock, ScoreMap, head_rows, score_rows
@@ -58,11 +58,11 @@ def check_scores(case: Case) -> None:
 def check_statistics(case: Case) -> None:
     asked = {"sink": 2, "local": 5, "threshold": 0.01}
     spans = {"all": (0, case.tokens), "needle": (case.tokens // 3, case.tokens // 3 + 1)}
-    parts = [row_statistics(block, offset=0, spans=spans, **asked) for block in layer(case).blocks(case.block)]
+    stats = RowSums.joined([row_sums(b, offset=0, spans=spans, **asked) for b in layer(case).blocks(case.block)]).statistics()
     expected = ref.row_statistics(layer(case).s_SNN, spans=spans, **asked)
-    assert parts[0].keys() == expected.keys()
+    assert stats.keys() == expected.keys()
     for name, values in expected.items():
-        close(torch.cat([part[name] for part in parts], dim=-1), values, EXACT[name == "sparsity"], name)
+        close(stats[name], values, EXACT[name == "sparsity"], name)
 
 
 def check_tiles(case: Case) -> None:
@@ -152,9 +152,10 @@ def test_fewer_queries_than_keys_sit_at_the_end(queries):
         block = score_rows(score, start, stop)
         tiles.add(block)
         close(block.s_SRC, layer(case).s_SNN[:, offset + start : offset + stop, : block.c1])
-        rows.append(row_statistics(block, offset=offset, sink=1, local=3, threshold=0.01, spans={}))
+        rows.append(row_sums(block, offset=offset, sink=1, local=3, threshold=0.01, spans={}))
+    stats = RowSums.joined(rows).statistics()
     for name, expected in ref.row_statistics(layer(case).s_SNN, local=3, threshold=0.01).items():
-        close(torch.cat([part[name] for part in rows], dim=-1), expected[:, offset:], EXACT[name == "sparsity"], name)
+        close(stats[name], expected[:, offset:], EXACT[name == "sparsity"], name)
     dense = [ref.tiled(s, edges.numpy(), np.array([0, case.tokens])) for s in layer(case).s_SNN]
     close(tiles.means(), np.stack([mean for mean, _ in dense]))
     close(attention_output(inputs)[0], layer(case).o_HNE[:, offset:])
@@ -164,7 +165,7 @@ def test_rows_without_mass_are_blank_and_heads_without_scores_have_no_similarity
     s = torch.zeros(2, 3, 3, dtype=torch.float64)
     s[0] = torch.eye(3)
     block = ScoreBlock(s, (s,), 0, 3, 0, 3)
-    stats = row_statistics(block, offset=0, sink=1, local=2, threshold=0.01, spans={"a": (0, 1)})
+    stats = row_sums(block, offset=0, sink=1, local=2, threshold=0.01, spans={"a": (0, 1)}).statistics()
     for name, expected in ref.row_statistics(s.numpy(), local=2, threshold=0.01, spans={"a": (0, 1)}).items():
         close(stats[name], expected, EXACT[name == "sparsity"], name)
     gram, divergence = Gram(2, s.device), JensenShannon(2, s.device)

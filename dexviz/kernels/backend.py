@@ -1,9 +1,9 @@
-"""Which kernels run: eager torch, or with `DEXVIZ_KERNELS=triton` the Triton twins on CUDA devices.
+"""Which kernels run: compiled loops on the CPU, eager torch elsewhere, or what `DEXVIZ_KERNELS` says.
 
-The twins have been run in Triton's interpreter alone; they become what CUDA devices choose once a GPU has checked them.
+The Triton twins have been run in Triton's interpreter alone; they become what CUDA devices choose once a GPU has checked them.
 
-A Triton kernel that fails is not tried again on that kind of device: eager twins take over, and the reason is logged and kept
-for the capture's provenance.
+Kernels that fail are not tried again on that kind of device: eager twins take over, and the reason is logged and kept for the
+capture's provenance.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ import torch
 from dexviz.errors import Cancelled, DexvizError
 
 VARIABLE = "DEXVIZ_KERNELS"
-NAMES = ("eager", "triton")
+NAMES = ("eager", "compiled", "triton")
+TITLES = {"compiled": "Compiled loops", "triton": "Triton"}
 
 T = TypeVar("T")
 _failures: dict[str, str] = {}
-"""Device type → why Triton was given up there."""
+"""Device type → why its kernels were given up there."""
 _log = logging.getLogger(__name__)
 
 
@@ -33,7 +34,7 @@ class Backend:
     """What computes on one kind of device."""
 
     name: str
-    """ "eager" or "triton"."""
+    """ "eager", "compiled" or "triton"."""
     note: str | None = None
     """Why it is not what would have been chosen; None where it is."""
 
@@ -42,25 +43,26 @@ def chosen(device: torch.device) -> Backend:
     """The backend of a device.
 
     Raises:
-        DexvizError: `DEXVIZ_KERNELS` names no backend, or asks for Triton on a CPU without Triton's interpreter.
+        DexvizError: `DEXVIZ_KERNELS` names no backend, or one that this device cannot have.
     """
     backend, note = _choice(os.environ.get(VARIABLE), device.type), _failures.get(device.type)
-    return Backend("eager", note) if note is not None and backend.name == "triton" else backend
+    return Backend("eager", note) if note is not None and backend.name != "eager" else backend
 
 
-def attempt(device: torch.device, triton: Callable[[], T], eager: Callable[[], T]) -> T:
-    """What the device's backend makes of it: eager where that is chosen, or where Triton fails. Neither may keep half a result.
+def attempt(device: torch.device, own: Callable[[], T], eager: Callable[[], T]) -> T:
+    """What the device's backend makes of it: eager where that is chosen, or where `own` fails. Neither may keep half a result.
 
-    What the input or the user is to blame for, and a full memory, are no failures of Triton: they are raised.
+    What the input or the user is to blame for, and a full memory, are no failures of the kernels: they are raised.
     """
-    if chosen(device).name == "triton":
+    name = chosen(device).name
+    if name != "eager":
         try:
-            return triton()
+            return own()
         except (DexvizError, Cancelled, torch.OutOfMemoryError):
             raise
         except Exception as error:
             text = " ".join(f"{type(error).__name__}: {error}".split())
-            _failures[device.type] = f"Triton failed on {device.type}, eager kernels took over. {text[:300]}"
+            _failures[device.type] = f"{TITLES[name]} failed on {device.type}, eager kernels took over. {text[:300]}"
             _log.warning(_failures[device.type], exc_info=error)
     return eager()
 
@@ -69,9 +71,13 @@ def attempt(device: torch.device, triton: Callable[[], T], eager: Callable[[], T
 def _choice(asked: str | None, device: str) -> Backend:
     """Made once for each kind of device."""
     if not asked:
-        return Backend("eager")
+        return Backend("compiled" if device == "cpu" else "eager")
     if asked not in NAMES:
-        raise DexvizError(f"{VARIABLE} to be {' or '.join(NAMES)}", repr(asked), "Correct it, or leave it unset.")
+        raise DexvizError(
+            f"{VARIABLE} to be {', '.join(NAMES[:-1])} or {NAMES[-1]}", repr(asked), "Correct it, or leave it unset."
+        )
+    if asked == "compiled" and device != "cpu":
+        raise DexvizError(f"a CPU for {VARIABLE}=compiled", device, f"Unset {VARIABLE}.")
     if asked == "triton" and device != "cuda" and not interpreted():
         raise DexvizError(
             f"a CUDA device for {VARIABLE}=triton",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from dexviz.kernels.backend import attempt
+from dexviz.kernels.backend import attempt, chosen
 
 
 def dex_output(
@@ -19,6 +19,8 @@ def dex_output(
         lam: λ, a scalar tensor. At λ = 0 the result equals `o_BHNE` bit for bit.
         heads_S: int64 indices of the heads that are adapted.
     """
+    if chosen(o_BHNE.device).name != "triton":
+        return _eager(o_BHNE, w_EE, lam, heads_S)
     return attempt(o_BHNE.device, lambda: _triton(o_BHNE, w_EE, lam, heads_S), lambda: _eager(o_BHNE, w_EE, lam, heads_S))
 
 

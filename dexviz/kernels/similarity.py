@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from dexviz.kernels.rows import plogp
 from dexviz.kernels.terms import ScoreBlock
+
+_EXACT_PRODUCTS = 1 << 26
+"""Products up to which CKA multiplies in float64; above, in float32, summed over parts in float64."""
+_PART_ROWS, _PART_HEADS = 4096, 3
+"""What is multiplied at once."""
 
 
 class Gram:
@@ -18,14 +25,23 @@ class Gram:
 
     def add(self, block: ScoreBlock) -> None:
         """Take in one row block."""
-        flat = block.s_SRC.flatten(1)
-        self.gram_SS += (flat @ flat.T).double()
+        self.gram_SS += inner_products(block)
+
+    def merge(self, other: Gram) -> None:
+        """Take in what another instance has seen of other rows."""
+        self.gram_SS += other.gram_SS
 
     def cosine(self) -> Float[Tensor, "S S"]:
         """⟨S_g, S_h⟩ / (‖S_g‖ ‖S_h‖), float64 [S, S]; NaN for a head whose scores are all zero."""
         norm = self.gram_SS.diagonal().sqrt()
         cosine = self.gram_SS / (norm[:, None] * norm[None, :])
         return _unit_diagonal(cosine, norm > 0)
+
+
+def inner_products(block: ScoreBlock) -> Float[Tensor, "S S"]:
+    """⟨S_g, S_h⟩ over a block's entries, float64: products row by row, which lie in the cache, then their sum."""
+    s_RSC = block.s_SRC.transpose(0, 1)
+    return torch.bmm(s_RSC, s_RSC.transpose(1, 2)).sum(dim=0, dtype=torch.float64)
 
 
 def linear_cka(o_SNE: Float[Tensor, "S N E"]) -> Float[Tensor, "S S"]:
@@ -40,10 +56,17 @@ def linear_cka(o_SNE: Float[Tensor, "S N E"]) -> Float[Tensor, "S S"]:
         float64 [S, S]; NaN for a head whose output does not vary over the tokens.
     """
     s, n, e = o_SNE.shape
-    x_SNE = o_SNE.double() if n * s * e < 1 << 24 else o_SNE.float()
-    x_NSE = (x_SNE - x_SNE.mean(dim=1, keepdim=True)).transpose(0, 1).reshape(n, s * e)
-    cross = (x_NSE.T @ x_NSE).double().reshape(s, e, s, e)
-    hsic = cross.square().sum(dim=(1, 3))
+    centred_SNE = o_SNE - o_SNE.mean(dim=1, keepdim=True, dtype=torch.promote_types(o_SNE.dtype, torch.float32))
+    exact = n * (s * e) ** 2 <= _EXACT_PRODUCTS
+    x_NX = (centred_SNE.double() if exact else centred_SNE.float()).transpose(0, 1).reshape(n, s * e)
+    hsic = x_NX.new_zeros(s, s, dtype=torch.float64)
+    for head in range(0, s, _PART_HEADS):
+        columns = slice(head * e, (head + _PART_HEADS) * e)
+        parts = (part_RX[:, columns].T @ part_RX[:, head * e :] for part_RX in x_NX.split(_PART_ROWS))
+        cross = functools.reduce(torch.add, (part.double() for part in parts))
+        hsic[head : head + _PART_HEADS, head:] = cross.reshape(-1, e, s - head, e).square().sum(dim=(1, 3))
+    hsic = hsic.triu()
+    hsic = hsic + hsic.triu(1).T
     norm = hsic.diagonal().sqrt()
     return _unit_diagonal(hsic / (norm[:, None] * norm[None, :]), norm > 0)
 
@@ -71,6 +94,11 @@ class JensenShannon:
             both_SR = alive_SR & alive_SR[head]
             self.sum_SS[head] += (divergence_SR.clamp(min=0) * both_SR).sum(dim=-1).double()
             self.rows_SS[head] += both_SR.sum(dim=-1)
+
+    def merge(self, other: JensenShannon) -> None:
+        """Take in what another instance has seen of other rows."""
+        self.sum_SS += other.sum_SS
+        self.rows_SS += other.rows_SS
 
     def similarity(self) -> Float[Tensor, "S S"]:
         """float64 [S, S]; NaN where no row has mass in both heads."""

@@ -10,9 +10,11 @@ C columns of a block.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -139,11 +141,10 @@ class AttentionInputs:
         return torch.promote_types(self.q_BHND.dtype, torch.float32)
 
     def promoted(self) -> AttentionInputs:
-        """The same inputs in the type of probabilities, keys laid out for Q Kᵀ: cheap to read in many blocks."""
-        k_BGDM = self.k_BGMD.to(self.dtype).transpose(-1, -2).contiguous()
-        return replace(
-            self, q_BHND=self.q_BHND.to(self.dtype), k_BGMD=k_BGDM.transpose(-1, -2), v_BGME=self.v_BGME.to(self.dtype)
-        )
+        """The same logits from inputs in the type of probabilities, scaled, keys laid out for Q Kᵀ: cheap to read in blocks."""
+        q_BHND, k_BGMD, v_BGME = (t.to(self.dtype) for t in (self.q_BHND, self.k_BGMD, self.v_BGME))
+        k_BGMD = k_BGMD.transpose(-1, -2).contiguous().transpose(-1, -2)
+        return replace(self, q_BHND=q_BHND * self.scale, k_BGMD=k_BGMD, v_BGME=v_BGME, scale=1.0)
 
     def nbytes(self) -> int:
         """Bytes that keeping these inputs takes: whole storages, of which a fused projection's K and V are but views."""
@@ -162,11 +163,35 @@ class RowBlock:
     c1: int
 
 
-def grouped_matmul(x_BHRK: Float[Tensor, "B H R K"], y_BGKC: Float[Tensor, "B G K C"]) -> Float[Tensor, "B H R C"]:
-    """Per query head h: x_h @ y_(h // (H / G)), without repeating y. → [B, H, R, C]."""
+class Scratch:
+    """Memory for one block of maps at a time, kept from block to block: fresh pages would cost as much as the work on them."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, np.ndarray] = {}
+
+    def array(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
+        """float32 memory of that name and shape, with whatever it holds; what was taken under the name becomes invalid."""
+        size = math.prod(shape)
+        if name not in self._held or self._held[name].size < size:
+            self._held[name] = np.empty(size, dtype=np.float32)
+        return self._held[name][:size].reshape(shape)
+
+    def take(self, shape: tuple[int, ...], like: Tensor) -> Tensor | None:
+        """The same as a tensor; None where `like` is no float32 on the CPU."""
+        return (
+            torch.from_numpy(self.array("maps", shape)) if like.device.type == "cpu" and like.dtype == torch.float32 else None
+        )
+
+
+def grouped_matmul(
+    x_BHRK: Float[Tensor, "B H R K"], y_BGKC: Float[Tensor, "B G K C"], scratch: Scratch | None = None
+) -> Float[Tensor, "B H R C"]:
+    """Per query head h: x_h @ y_(h // (H / G)), without repeating y. → [B, H, R, C], in `scratch` where it is given."""
     b, h, r, k = x_BHRK.shape
-    g = y_BGKC.shape[1]
-    return (x_BHRK.reshape(b, g, h // g * r, k) @ y_BGKC).reshape(b, h, r, -1)
+    g, c = y_BGKC.shape[1], y_BGKC.shape[-1]
+    x_BGXK = x_BHRK.reshape(b, g, h // g * r, k)
+    out = None if scratch is None else scratch.take((b, g, h // g * r, c), x_BHRK)
+    return torch.matmul(x_BGXK, y_BGKC, out=out).reshape(b, h, r, c)
 
 
 def row_blocks(queries: int, rows: int) -> Iterator[tuple[int, int]]:
@@ -180,14 +205,35 @@ def softmax_rows(x: AttentionInputs, start: int, stop: int, head: int | None = N
 
     Rows that may see nothing are zero. A sink takes its share out of the row sum.
     """
+    logits, c0, c1 = logits_rows(x, start, stop, head)
+    heads = slice(None) if head is None else slice(head, head + 1)
+    return RowBlock(_normalised(x, logits, heads, has_empty_rows=x.mask.block is not None), start, stop, c0, c1)
+
+
+def logits_rows(
+    x: AttentionInputs,
+    start: int,
+    stop: int,
+    head: int | None = None,
+    masked: bool = True,
+    scratch: Scratch | None = None,
+) -> tuple[Float[Tensor, "B H R C"], int, int]:
+    """(logits of the rows [start, stop), first key, end of keys): cropped to the keys that any of the rows sees.
+
+    Args:
+        masked: whether the mask is applied; without it, `MaskSpec.ranges` says which keys count.
+        scratch: memory for the result.
+    """
     q_BHRD, k_BGMD, heads = x.q_BHND[:, :, start:stop], x.k_BGMD, slice(None)
     if head is not None:
         heads = slice(head, head + 1)
         group = head // x.groups
         q_BHRD, k_BGMD = q_BHRD[:, heads], k_BGMD[:, group : group + 1]
-    mask, c0, c1 = x.mask.rows(start, stop, q_BHRD.device)
+    columns = None if masked else x.mask.columns(start, stop, q_BHRD.device)
+    mask, c0, c1 = x.mask.rows(start, stop, q_BHRD.device) if columns is None else (None, *columns)
     keys_BGDC = k_BGMD[:, :, c0:c1].to(x.dtype).transpose(-1, -2)
-    logits = grouped_matmul(q_BHRD.to(x.dtype) * x.scale, keys_BGDC)
+    q_BHRD = q_BHRD.to(x.dtype)
+    logits = grouped_matmul(q_BHRD if x.scale == 1.0 else q_BHRD * x.scale, keys_BGDC, scratch)
     if x.softcap is not None:
         logits = torch.tanh(logits / x.softcap) * x.softcap
     if x.bias_BHNM is not None:
@@ -195,7 +241,7 @@ def softmax_rows(x: AttentionInputs, start: int, stop: int, head: int | None = N
     if mask is not None:
         mask = mask[:, heads] if mask.dim() == 4 and mask.shape[1] > 1 else mask
         logits = logits.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else logits + mask.to(x.dtype)
-    return RowBlock(_normalised(x, logits, heads, has_empty_rows=x.mask.block is not None), start, stop, c0, c1)
+    return logits, c0, c1
 
 
 def _normalised(x: AttentionInputs, logits_BHRC: Tensor, heads: slice, has_empty_rows: bool) -> Tensor:

@@ -8,6 +8,7 @@ Axes: S score heads, N tokens, P tiles a side, R rows and C columns of a block.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from functools import lru_cache
 
 import torch
 from jaxtyping import Float, Int
@@ -63,6 +64,12 @@ class Tiles:
         self.high_SPP[:, rows] = torch.maximum(self.high_SPP[:, rows], columns("amax", 0.0))
         self.low_SPP[:, rows] = torch.minimum(self.low_SPP[:, rows], columns("amin", 0.0))
 
+    def merge(self, other: Tiles) -> None:
+        """Take in what another instance of the same edges has seen of other rows."""
+        self.sum_SPP += other.sum_SPP
+        self.high_SPP = torch.maximum(self.high_SPP, other.high_SPP)
+        self.low_SPP = torch.minimum(self.low_SPP, other.low_SPP)
+
     def _columns(self, c0: int, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """Block columns of each column tile, padded to the widest tile: index [P, W] and which of them are real."""
         starts, stops = self.col_edges[:-1, None], self.col_edges[1:, None]
@@ -85,9 +92,15 @@ class Tiles:
 
 def causal_counts(row_edges: Int[Tensor, " rows"], col_edges: Int[Tensor, " cols"]) -> Int[Tensor, "rows-1 cols-1"]:
     """How many entries with key ≤ query each tile has: int64 [rows, cols]."""
-    rows = torch.arange(int(row_edges[0]), int(row_edges[-1]))
-    below = (rows[:, None] + 1 - col_edges[None, :-1]).clamp(min=0)
-    count_RC = torch.minimum(below, (col_edges[1:] - col_edges[:-1])[None, :])
-    cumulative = torch.cat([torch.zeros_like(count_RC[:1]), count_RC.cumsum(dim=0)])
-    index = row_edges - row_edges[0]
-    return cumulative[index[1:]] - cumulative[index[:-1]]
+    return _causal_counts(tuple(row_edges.tolist()), tuple(col_edges.tolist()))
+
+
+@lru_cache(maxsize=8)
+def _causal_counts(row_edges: tuple[int, ...], col_edges: tuple[int, ...]) -> Tensor:
+    """Column edge c has min(max(i + 1, 0), c) entries before it in row i: summed over rows in closed form.
+
+    Σ_{i < r} min(i + 1, c) = r (r + 1) / 2 where r ≤ c, else c (c + 1) / 2 + (r − c) c.
+    """
+    r, c = torch.tensor(row_edges)[:, None], torch.tensor(col_edges)[None, :]
+    before = torch.where(r <= c, r * (r + 1) // 2, c * (c + 1) // 2 + (r - c) * c)
+    return before.diff(dim=0).diff(dim=1)
