@@ -101,7 +101,9 @@ def page(runs: Runs) -> str:
     """The page's text."""
     return f"""# Performance
 
-Written by `make bench` (`python -m benchmarks.performance`) from its runs. {_facts(runs)}
+Written by `make bench` (`python -m benchmarks.performance`) from its runs.
+
+{_facts(runs)}
 
 {_lengths(runs)}
 
@@ -167,7 +169,7 @@ def _facts(runs: Runs) -> str:
     code = ", ".join(sorted(runs.codes))
     mixed = " **Some steps were measured with other code than the rest.**" if len(runs.codes) > 1 else ""
     return (
-        f"\nMeasured on {facts['date'][:10]}: {facts['cpu']}, {facts['cores']} cores, {facts['threads']} threads, "
+        f"Measured on {facts['date'][:10]}: {facts['cpu']}, {facts['cores']} cores, {facts['threads']} threads, "
         f"{facts['memory_bytes'] / 2**30:.1f} GiB; {facts['model']}, {facts['dtype']}.\n"
         f"Versions: {versions}.\nEngine code {code}.{mixed}"
     )
