@@ -37,12 +37,13 @@ TOLERANCES = {
 
 
 def check(device: torch.device) -> Iterator[Row]:
-    """One row a view and quantity."""
+    """One row a view, set of kernels and quantity; the interpreter takes too long for Triton captures of this model."""
+    sets = ("eager", "triton") if device.type == "cuda" else ("eager",)
     reference = load_pair("smollm2-135m", adapter="default", device="cpu", dtype="float32")
     tested = load_pair("smollm2-135m", adapter="default", device=str(device), dtype="bfloat16")
     for view in ("base", "variant"):
         expected = take(reference, view, "eager")
-        for kernels in ("eager", "triton"):
+        for kernels in sets:
             found = take(tested, view, kernels)
             used = found.provenance["kernels"]
             yield compared(f"{kernels} kernels ran, {view}", len(found.tokens), "bfloat16", float(used != kernels), 0.0)

@@ -76,7 +76,7 @@ def wait(device: torch.device) -> None:
 
 def table(rows: Sequence[Row]) -> str:
     """The rows as one table."""
-    lines = [f"{'quantity':34} {'tokens':>7} {'dtype':9} {'seconds':>10} {'SDPA':>7} {'floor':>7} {'error':>9} {'allowed':>8}"]
+    lines = [f"{'quantity':44} {'tokens':>7} {'dtype':9} {'seconds':>10} {'SDPA':>7} {'floor':>7} {'error':>9} {'allowed':>8}"]
     for row in rows:
         cells = (
             _cell(row.seconds, ".3e", 10),
@@ -86,7 +86,7 @@ def table(rows: Sequence[Row]) -> str:
             _cell(row.tolerance, ".0e", 8),
         )
         verdict = row.note or {True: "ok", False: "FAILS", None: ""}[row.holds]
-        lines.append(f"{row.quantity:34} {row.tokens:7,} {row.dtype:9} {' '.join(cells)}  {verdict}".rstrip())
+        lines.append(f"{row.quantity:44} {row.tokens:7,} {row.dtype:9} {' '.join(cells)}  {verdict}".rstrip())
     return "\n".join(lines)
 
 
