@@ -103,7 +103,7 @@ def column_gains(record: LayerRecord, space: str) -> tuple[Tensor, Tensor] | Non
     operator = record.operator
     if operator is None:
         return None
-    v_SME = values(record)[operator.heads]
+    v_SME = record.inputs.v_BGME[0, operator.heads // record.inputs.groups].to(record.inputs.dtype)
     metric = _metric(record, operator) if space == "residual" else None
     rho, residue = gains(v_SME, operator.w_d, float(operator.lam().detach()), metric)
     ones = torch.ones(record.inputs.heads, v_SME.shape[1], dtype=rho.dtype, device=rho.device)

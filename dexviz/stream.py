@@ -22,7 +22,7 @@ from dexviz.kernels.rows import RowSums
 from dexviz.kernels.softmax import Scratch
 from dexviz.kernels.terms import ScoreMap
 from dexviz.kernels.tiles import tile_edges
-from dexviz.kernels.workers import spread
+from dexviz.kernels.workers import on_one_core, spread
 from dexviz.records import CaptureRequest
 
 
@@ -61,19 +61,23 @@ def stream(
     score = ops.prepared(score)
     blocks = ops.blocks(score)
     threads = ops.threads(score, len(blocks))
-    shares = [_Share(score, request, ops, writers) for _ in range(threads)]
 
-    def work(index: int) -> None:
+    def work(index: int) -> _Share:
+        share = _Share(score, request, ops, writers)
         for start, stop in blocks[index::threads]:
             if cancel is not None and cancel.is_set():
                 raise Cancelled
-            shares[index].take(start, stop, out_HNE)
+            share.take(start, stop, out_HNE)
+        return share
 
-    spread(work, threads)
-    first, *others = shares
-    for other in others:
-        first.merge(other)
-    return first.result()
+    first, *others = spread(work, threads)
+
+    def added() -> Streamed:
+        for other in others:
+            first.merge(other)
+        return first.result()
+
+    return on_one_core(added, threads)
 
 
 class _Share:

@@ -75,18 +75,22 @@ class ScoreBlock:
         return self.s_SRC[index], tuple(a_SRC[index] for a_SRC in self.a_TSRC)
 
 
-_BLOCK_ELEMENTS = 800_000
-"""Entries of all heads' maps in a block: 3.2 MB."""
+_LEAST_ELEMENTS, _MOST_ELEMENTS = 100_000, 800_000
+"""Entries of all heads' maps in a block: at most 3.2 MB."""
+_SHARES = 4
+"""Blocks a thread, at least, so that all threads end at about the same time."""
 _ROW_STEP, _MOST_ROWS = 16, 256
 
 
 def row_blocks(score: ScoreMap) -> list[tuple[int, int]]:
     """Half-open ranges of query rows whose visible parts hold about as many entries: early rows see few keys."""
     mask, device = score.inputs.mask, score.inputs.q_BHND.device
+    share = score.heads * mask.queries * mask.keys // 2 // (_SHARES * torch.get_num_threads())
+    elements = min(max(share, _LEAST_ELEMENTS), _MOST_ELEMENTS)
     blocks, start = [], 0
     while start < mask.queries:
         first, last = mask.columns(start, min(start + _ROW_STEP, mask.queries), device) or (0, mask.keys)
-        fitting = _BLOCK_ELEMENTS // (score.heads * (last - first)) // _ROW_STEP * _ROW_STEP
+        fitting = elements // (score.heads * (last - first)) // _ROW_STEP * _ROW_STEP
         stop = min(start + min(max(fitting, _ROW_STEP), _MOST_ROWS), mask.queries)
         blocks.append((start, stop))
         start = stop

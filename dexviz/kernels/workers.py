@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 import torch
@@ -25,18 +25,27 @@ def spread(work: Callable[[int], T], count: int) -> list[T]:
     """
     if count == 1:
         return [work(0)]
-    mode = torch.is_inference_mode_enabled()
-
-    def job(index: int) -> T:
-        with torch.inference_mode(mode):
-            return work(index)
-
-    futures = [_pool(count).submit(job, index) for index in range(count)]
+    futures = [_submitted(lambda index=index: work(index), count) for index in range(count)]  # type: ignore[misc]
     errors = [future.exception() for future in futures]
     for error in errors:
         if error is not None:
             raise error
     return [future.result() for future in futures]
+
+
+def on_one_core(work: Callable[[], T], count: int) -> T:
+    """What `work` returns, from one of `count` threads: operators too short to wake other cores for."""
+    return work() if count == 1 else _submitted(work, count).result()
+
+
+def _submitted(work: Callable[[], T], count: int) -> Future[T]:
+    mode = torch.is_inference_mode_enabled()
+
+    def job() -> T:
+        with torch.inference_mode(mode):
+            return work()
+
+    return _pool(count).submit(job)
 
 
 def _pool(count: int) -> ThreadPoolExecutor:

@@ -20,6 +20,8 @@ _MATHS = {"contract", "reassoc", "nsz", "arcp", "afn", "nnan"}
 """Infinities stay meaningful: they stand for hidden keys."""
 _jit = njit(nogil=True, cache=True, fastmath=_MATHS, error_model="numpy")
 _f, _i = np.float32, np.int32
+_COLUMNS = 1024
+"""Columns of nine heads' rows that the first-level cache holds."""
 _CHUNK = 256
 """Columns whose largest entry is found at once, so that a search for its place is short."""
 SUMS = 6
@@ -224,33 +226,66 @@ def row_sums(s_SRC, first, local, threshold, ranges_Q2, known_S, sums_ASR, argma
 
 @no_type_check
 @_jit
-def _dot(one, other):
-    total = _f(0)
-    for c in range(one.shape[0]):
-        total += one[c] * other[c]
-    return total
+def _dots(one, a, b, c, d):
+    """Four inner products in one sweep over the first vector."""
+    to_a, to_b, to_c, to_d = _f(0), _f(0), _f(0), _f(0)
+    for i in range(one.shape[0]):
+        x = one[i]
+        to_a += x * a[i]
+        to_b += x * b[i]
+        to_c += x * c[i]
+        to_d += x * d[i]
+    return to_a, to_b, to_c, to_d
 
 
 @no_type_check
 @_jit
 def gram(s_SRC, gram_SS):
     """Adds Σ S_g S_h over the block's entries, row by row, to float64 sums of the upper triangle."""
+    last = s_SRC.shape[0] - 1
     for r in range(s_SRC.shape[1]):
-        for g in range(s_SRC.shape[0]):
-            for h in range(g, s_SRC.shape[0]):
-                gram_SS[g, h] += _dot(s_SRC[g, r], s_SRC[h, r])
+        for start in range(0, s_SRC.shape[2], _COLUMNS):
+            stop = min(start + _COLUMNS, s_SRC.shape[2])
+            for g in range(last + 1):
+                one = s_SRC[g, r, start:stop]
+                for h in range(g, last + 1, 4):
+                    a, b = s_SRC[h, r, start:stop], s_SRC[min(h + 1, last), r, start:stop]
+                    c, d = s_SRC[min(h + 2, last), r, start:stop], s_SRC[min(h + 3, last), r, start:stop]
+                    products = _dots(one, a, b, c, d)
+                    for i in range(min(4, last + 1 - h)):
+                        gram_SS[g, h + i] += products[i]
 
 
 @no_type_check
 @_jit
 def _add_row(row, sums, highs, lows, signed):
-    if signed:
-        for c in range(row.shape[0]):
-            lows[c] = row[c] if row[c] < lows[c] else lows[c]
     for c in range(row.shape[0]):
         s = row[c]
         sums[c] += s
         highs[c] = s if s > highs[c] else highs[c]
+    if signed:
+        for c in range(row.shape[0]):
+            lows[c] = row[c] if row[c] < lows[c] else lows[c]
+
+
+@no_type_check
+@_jit
+def _add_four_rows(one, two, three, four, sums, highs, lows, signed):
+    """Four rows at once, so that the columns' sums are read and written once for them."""
+    for c in range(one.shape[0]):
+        a, b, x, y = one[c], two[c], three[c], four[c]
+        sums[c] += (a + b) + (x + y)
+        a = a if a > b else b
+        x = x if x > y else y
+        a = a if a > x else x
+        highs[c] = a if a > highs[c] else highs[c]
+    if signed:
+        for c in range(one.shape[0]):
+            a, b, x, y = one[c], two[c], three[c], four[c]
+            a = a if a < b else b
+            x = x if x < y else y
+            a = a if a < x else x
+            lows[c] = a if a < lows[c] else lows[c]
 
 
 @no_type_check
@@ -296,18 +331,16 @@ def tiles(s_SRC, signed, first_row, row_edges, col_edges, columns_3C, sum_SPP, h
         col_edges: borders of the tiles, counted from the block's first column.
         columns_3C: zeros, for sums, maxima and minima over the rows of a band; left as zeros.
     """
-    for s in range(s_SRC.shape[0]):
-        band, filled = 0, False
-        for r in range(s_SRC.shape[1]):
-            position = first_row + r
-            if position < row_edges[0] or position >= row_edges[-1]:
-                continue
-            while position >= row_edges[band + 1]:
-                if filled:
-                    _empty_into_tiles(columns_3C, col_edges, sum_SPP[s, band], high_SPP[s, band], low_SPP[s, band])
-                    filled = False
-                band += 1
-            _add_row(s_SRC[s, r], columns_3C[0], columns_3C[1], columns_3C[2], signed)
-            filled = True
-        if filled:
+    rows = s_SRC.shape[1]
+    for band in range(row_edges.shape[0] - 1):
+        start, stop = max(row_edges[band] - first_row, 0), min(row_edges[band + 1] - first_row, rows)
+        if start >= stop:
+            continue
+        for s in range(s_SRC.shape[0]):
+            sums, highs, lows, block = columns_3C[0], columns_3C[1], columns_3C[2], s_SRC[s]
+            fours = start + (stop - start) // 4 * 4
+            for r in range(start, fours, 4):
+                _add_four_rows(block[r], block[r + 1], block[r + 2], block[r + 3], sums, highs, lows, signed)
+            for r in range(fours, stop):
+                _add_row(block[r], sums, highs, lows, signed)
             _empty_into_tiles(columns_3C, col_edges, sum_SPP[s, band], high_SPP[s, band], low_SPP[s, band])
