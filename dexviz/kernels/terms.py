@@ -9,6 +9,7 @@ of a block.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -83,14 +84,18 @@ _ROW_STEP, _MOST_ROWS = 16, 256
 
 
 def row_blocks(score: ScoreMap) -> list[tuple[int, int]]:
-    """Half-open ranges of query rows whose visible parts hold about as many entries: early rows see few keys."""
+    """Half-open ranges of query rows whose visible parts hold about as many entries.
+
+    A row sees at most one key more than the one before it: r rows after one that sees w keys take up to r (w + r) entries a head.
+    """
     mask, device = score.inputs.mask, score.inputs.q_BHND.device
     share = score.heads * mask.queries * mask.keys // 2 // (_SHARES * torch.get_num_threads())
     elements = min(max(share, _LEAST_ELEMENTS), _MOST_ELEMENTS)
     blocks, start = [], 0
     while start < mask.queries:
-        first, last = mask.columns(start, min(start + _ROW_STEP, mask.queries), device) or (0, mask.keys)
-        fitting = elements // (score.heads * (last - first)) // _ROW_STEP * _ROW_STEP
+        first, last = mask.columns(start, start + 1, device) or (0, mask.keys)
+        half = (last - first) / 2
+        fitting = int(math.sqrt(half**2 + elements / score.heads) - half) // _ROW_STEP * _ROW_STEP
         stop = min(start + min(max(fitting, _ROW_STEP), _MOST_ROWS), mask.queries)
         blocks.append((start, stop))
         start = stop
