@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -160,8 +161,12 @@ def sweeps(score: Any) -> Any:
     def statistics(start: int, stop: int) -> None:
         rows.row_sums(block_of(start, stop), offset=0, sink=1, local=8, threshold=1e-3, spans={})
 
+    own = threading.local()
+
     def tiles(start: int, stop: int) -> None:
-        rows.Tiles(x.heads, edges, edges, 0, torch.zeros(())).add(block_of(start, stop))
+        if not hasattr(own, "tiles"):
+            own.tiles = rows.Tiles(x.heads, edges, edges, 0, torch.zeros(()))
+        own.tiles.add(block_of(start, stop))
 
     def gram(start: int, stop: int) -> None:
         rows.Gram(x.heads, torch.device("cpu")).add(block_of(start, stop))

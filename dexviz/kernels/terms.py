@@ -86,7 +86,7 @@ _ROW_STEP, _MOST_ROWS = 16, 256
 def row_blocks(score: ScoreMap) -> list[tuple[int, int]]:
     """Half-open ranges of query rows whose visible parts hold about as many entries.
 
-    A row sees at most one key more than the row before: r rows from one that sees w keys on take up to r (w + r) entries a head.
+    A row sees at most one key more than the row before: r rows from one with w keys on take up to r (w + r) entries a head.
     """
     mask, device = score.inputs.mask, score.inputs.q_BHND.device
     share = score.heads * mask.queries * mask.keys // 2 // (_SHARES * torch.get_num_threads())
