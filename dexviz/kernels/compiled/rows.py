@@ -40,9 +40,15 @@ class PreparedMap(ScoreMap):
     """Heads without a gain."""
 
 
+class UnservedMap(ScoreMap):
+    """A score map whose logits may be NaN or infinite, which only the eager twins hand on as the model does."""
+
+
 def prepared(score: ScoreMap) -> ScoreMap:
     """The same map with its operands laid out; the promoted map where the loops do not serve it."""
     score = terms.promoted(score)
+    if not _finite(score.inputs):
+        return UnservedMap(score.inputs, score.terms)
     x, (term, *others) = score.inputs, score.terms
     ranges, gain_SMK = x.mask.ranges(x.q_BHND.device), term.w_SMK
     special = others or term.u_SNK is not None or term.heads_S != tuple(range(x.heads)) or not _served(x.q_BHND)
@@ -77,7 +83,7 @@ def score_rows(
     """Twin of `dexviz.kernels.terms.score_rows`."""
     if isinstance(score, PreparedMap):
         return _prepared_rows(score, start, stop, out_HNE, scratch or Scratch())
-    if not _served(score.inputs.q_BHND):
+    if isinstance(score, UnservedMap) or not _served(score.inputs.q_BHND):
         return terms.score_rows(score, start, stop, out_HNE)
     return terms.weighted(score, softmax_rows(score.inputs, start, stop, scratch), out_HNE)
 
@@ -183,6 +189,11 @@ class Gram(similarity.Gram):
         whole = similarity.Gram(len(self.gram_SS), self.gram_SS.device)
         whole.gram_SS += self.gram_SS + self.gram_SS.triu(1).T
         return whole.cosine()
+
+
+def _finite(x: AttentionInputs) -> bool:
+    """Whether no operand of the logits holds NaN or infinity, either of which a sum keeps."""
+    return all(bool(part.sum().isfinite()) for part in (x.q_BHND, x.k_BGMD, x.bias_BHNM) if part is not None)
 
 
 def _served(values: Tensor) -> bool:
