@@ -17,7 +17,7 @@ import streamlit as st
 
 from app import gallery, state
 from app.answers import Answers
-from app.estimate import FIXED, Cost, cost, operations
+from app.estimate import FIXED, Cost, cost, work
 from dexviz.engine import get_engine
 from dexviz.errors import Cancelled, DexvizError, SnapshotError
 from dexviz.requests import CaptureView, DescribePair, ModelInfo, PairInfo, PairSpec, Progress, Prompt, Request, to_json
@@ -194,7 +194,7 @@ def _learn_speed(request: Request, value: Any, seconds: float) -> None:
         return
     info, tokens = known_pair(request.pair), len(value.tokens)
     if info is not None and seconds > MIN_MEASURED and tokens >= MIN_TOKENS:
-        _rates()[info.device] = operations(info, tokens) / (seconds - FIXED)
+        _rates()[info.device] = work(info, tokens) / (seconds - FIXED)
 
 
 def _explain(error: Exception) -> str:

@@ -1,18 +1,19 @@
-"""What a run will cost, before it is started."""
+"""What a run of both views will cost, in the sidebar's words; the numbers are the library's."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dexviz.budget import FIXED_SECONDS, Estimate, estimated, free_memory, keep_bytes, operations
+from dexviz.errors import BudgetError
+from dexviz.records import CaptureRequest
 from dexviz.requests import PairInfo
 
 VIEWS = 2
-RATES = {"cpu": 4e10, "cuda": 2e13}
-"""Floating-point operations per second that a capture reaches by kind of device, until this process has measured its own."""
-FIXED = 0.3
+FIXED = VIEWS * FIXED_SECONDS
 """Seconds that every run takes, whatever its length."""
-BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
-STATISTICS = 7
+_STAYS = ("kept Q, K and V", "statistics")
+"""What the first view leaves in memory while the second is captured."""
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,8 @@ class Cost:
 
     seconds: float
     memory: int
+    refusal: str | None = None
+    """Why it cannot be run; None where it fits."""
 
     def __str__(self) -> str:
         memory = f"{max(1, round(self.memory / 2**20)):,} MB"
@@ -29,16 +32,22 @@ class Cost:
         return f"about {self.seconds:.{1 if self.seconds < 10 else 0}f} s, {memory}"
 
 
-def operations(info: PairInfo, tokens: int) -> float:
-    """Floating-point operations of capturing both views: the forward pass, and attention once more."""
-    attention = 4 * info.layers * info.heads * tokens**2 * info.head_width
-    return VIEWS * (2.0 * info.parameters * tokens + 2 * attention)
+def work(info: PairInfo, tokens: int) -> float:
+    """Floating-point operations of capturing both views."""
+    return VIEWS * operations(info.size, tokens)
 
 
-def cost(info: PairInfo, tokens: int, rate: float | None = None) -> Cost:
-    """Cost of capturing both views of a loaded pair at `rate` operations per second; memory is the kept Q, K and V."""
-    width = (info.heads + 2 * info.kv_heads) * info.head_width
-    kept = info.layers * tokens * width * BYTES.get(info.dtype.removeprefix("torch."), 4)
-    statistics = STATISTICS * info.layers * info.heads * tokens * 4
-    usual = RATES["cuda" if info.device.startswith("cuda") else "cpu"]
-    return Cost(FIXED + operations(info, tokens) / (rate or usual), VIEWS * (kept + statistics))
+def cost(info: PairInfo, tokens: int, rate: float | None = None, request: CaptureRequest | None = None) -> Cost:
+    """Cost of capturing both views of a loaded pair at `rate` operations per second."""
+    available = free_memory() if info.size.kind == "cpu" else None
+    one = estimated(info.size, tokens, request, keep=keep_bytes() // 2, rate=rate, available=available)
+    left = sum(one.memory.get(name, 0) for name in _STAYS)
+    return Cost(VIEWS * one.seconds, one.total + left, _refusal(one))
+
+
+def _refusal(one: Estimate) -> str | None:
+    try:
+        one.check()
+    except BudgetError as error:
+        return str(error)
+    return None

@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dexviz.budget import Estimate as Estimate
     from dexviz.errors import (
         AdapterError as AdapterError,
         BudgetError as BudgetError,
@@ -34,11 +35,13 @@ if TYPE_CHECKING:
         Tokens as Tokens,
         TopTokens as TopTokens,
     )
+    from dexviz.room import estimate as estimate
     from dexviz.snapshot import load_snapshot as load_snapshot, save_snapshot as save_snapshot
 
 __version__ = "0.1.0"
 
 _HOME = {
+    "budget": ("Estimate",),
     "errors": (
         "AdapterError",
         "BudgetError",
@@ -57,6 +60,7 @@ _HOME = {
     "models": ("ModelPair", "View", "load_pair"),
     "recorder": ("capture",),
     "records": ("Capture", "CaptureRequest", "HeadMap", "ProbeResult", "Tokens", "TopTokens"),
+    "room": ("estimate",),
     "snapshot": ("load_snapshot", "save_snapshot"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}

@@ -170,6 +170,7 @@ def _capture(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--threshold", type=float, default=1e-3, help="scores below count as sparse (default: %(default)s)")
     output = parser.add_argument_group("output")
     output.add_argument("--out", type=_name, metavar="FILE", help="snapshot file to write")
+    output.add_argument("--dry-run", action="store_true", help="say what it would cost in time and memory, and run nothing")
     output.add_argument("--compact", action="store_true", help="store maps and statistics in half precision")
 
 

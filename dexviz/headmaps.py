@@ -2,35 +2,23 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from dexviz.errors import BudgetError, CaptureError
+from dexviz.errors import CaptureError
 from dexviz.kernels.operators import Operators, with_operators
 from dexviz.kernels.softmax import row_blocks
 from dexviz.kernels.terms import ScoreBlock
 from dexviz.kernels.tiles import Tiles, tile_edges
 from dexviz.records import SCORES, SPACES, HeadMap
+from dexviz.room import check_room
 from dexviz.scores import LayerRecord, column_gains, score_map
 
 _BLOCK_ROWS = 256
-_BYTES_PER_ENTRY = 8
 Window = tuple[int, int, int, int]
-
-
-def check_room(entries: int) -> None:
-    """Raise a BudgetError where so many entries of exact maps, S and A in float32, exceed half of this machine's memory."""
-    needed, memory = entries * _BYTES_PER_ENTRY, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if needed > memory // 2:
-        raise BudgetError(
-            f"exact maps of at most {memory // 2 / 1e9:.1f} GB, half of the memory",
-            f"{needed / 1e9:.1f} GB",
-            "Ask for fewer maps, a window, or tiles (pool).",
-        )
 
 
 class MapWriter:

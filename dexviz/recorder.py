@@ -23,7 +23,7 @@ from dexviz import diff, fingerprint
 from dexviz.attention import AttentionCall
 from dexviz.dex import DexAdapter, DexOperator, select
 from dexviz.errors import BudgetError, CaptureError, PromptError
-from dexviz.headmaps import MapWriter, check_room
+from dexviz.headmaps import MapWriter
 from dexviz.kernels.backend import chosen
 from dexviz.kernels.operators import Operators, with_operators
 from dexviz.kernels.similarity import linear_cka
@@ -31,6 +31,7 @@ from dexviz.kernels.softmax import AttentionInputs
 from dexviz.kernels.terms import ScoreMap
 from dexviz.models import View
 from dexviz.records import Capture, CaptureRequest, HeadMap, Tokens, TopTokens
+from dexviz.room import estimate
 from dexviz.scores import LayerRecord, score_map
 from dexviz.stream import Streamed, stream
 
@@ -48,6 +49,7 @@ def capture(
     progress: OnLayer | None = None,
     cancel: Event | None = None,
     keep: Callable[[LayerRecord], None] | None = None,
+    keep_bytes: int = 0,
 ) -> Capture:
     """Run the view once and measure every head.
 
@@ -58,16 +60,17 @@ def capture(
         progress: called after each layer.
         cancel: set it from another thread to stop at the next row block.
         keep: receives each layer's Q, K and V, for `dexviz.headmaps.head_map` without another forward pass.
+        keep_bytes: how much of that its owner holds on to, for the estimate of the memory that is needed.
 
     Raises:
         PromptError: no tokens, more than the model reads, or ids that it does not know.
         CaptureError: maps or spans outside the model or the prompt; a score that the view does not have.
-        BudgetError: the maps that were asked for, or the pass, do not fit into memory.
+        BudgetError: the pass does not fit into the memory that is free; nothing was run, unless the device ran full.
         Cancelled: `cancel` was set.
     """
     request = request or CaptureRequest()
-    _check_tokens(view, tokens)
-    check_room(len(request.maps) * len(tokens) ** 2)
+    check_tokens(view, tokens)
+    estimate(view, len(tokens), request, keep_bytes=keep_bytes).check()
     recording = _Recording(view, len(tokens), request, progress or _silent, cancel or Event(), keep or _dropped)
     request.check_against(view.layout.layers, recording.heads, len(tokens))
     ids = torch.from_numpy(tokens.ids)[None].to(view.model.device)
@@ -262,7 +265,8 @@ def _adapter_facts(adapter: DexAdapter) -> dict[str, Any]:
     return {**adapter.config.to_json(), **facts, "fingerprint": fingerprint.of_module(adapter)}
 
 
-def _check_tokens(view: View, tokens: Tokens) -> None:
+def check_tokens(view: View, tokens: Tokens) -> None:
+    """Raise a PromptError for no tokens, more than the model reads, or ids that it does not know."""
     vocabulary = int(view.model.config.get_text_config().vocab_size)
     limit = view.loaded.max_tokens
     if not 1 <= len(tokens) <= limit:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from dexviz.budget import ModelSize
 from dexviz.records import CaptureRequest, Score, Space, ViewName
 
 
@@ -95,6 +96,8 @@ class PairInfo:
     """Heads that DEX adapts, per layer."""
     checks: Mapping[str, float]
     """What the load-time self-check measured: name → largest deviation."""
+    size: ModelSize
+    """What the cost of a capture follows from."""
     projections: tuple[str, ...] = ()
     """Projections that the variant's adapter changes: "W_K", "W_V", "W_O"."""
 

@@ -8,41 +8,39 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from dexviz.budget import keep_bytes
 from dexviz.errors import CaptureError
 from dexviz.headmaps import head_map
 from dexviz.models import LoadedModel, ModelPair, View, load_model, make_pair
 from dexviz.recorder import capture
 from dexviz.records import PROJECTIONS, Capture, CaptureRequest, HeadMap, Tokens, head_name
 from dexviz.requests import CaptureView, DescribePair, MapHead, PairInfo, PairSpec, Prompt, Request, TokenizePrompt
+from dexviz.room import size_of
 from dexviz.scores import LayerRecord
 from dexviz.tasks import Task
 
 MODELS_KEPT = 3
-KEPT_BYTES = 4 << 30
-"""Byte budget for the Q, K and V of recent prompts, over all sessions; one pass may take half of it."""
 
 PassKey = tuple[PairSpec, Prompt, str]
 
 
 @dataclass
 class KeptPass:
-    """Q, K and V of one pass, by layer; of the `wanted` layer alone once all would break the budget."""
+    """Q, K and V of one pass, by layer: as many as `limit` bytes hold, the `wanted` layer and those beside it first."""
 
-    wanted: int | None = None
+    limit: int
+    wanted: int = 0
     layers: dict[int, LayerRecord] = field(default_factory=dict)
-    whole: bool = True
 
     @property
     def nbytes(self) -> int:
         return sum(record.inputs.nbytes() for record in self.layers.values())
 
     def add(self, record: LayerRecord) -> None:
-        """Take in the next layer."""
-        if self.whole or record.layer == self.wanted:
-            self.layers[record.layer] = record
-        if self.whole and self.nbytes > KEPT_BYTES // 2:
-            self.whole = False
-            self.layers = {layer: kept for layer, kept in self.layers.items() if layer == self.wanted}
+        """Take in the next layer, and let those go that are furthest from the wanted one, which always stays."""
+        self.layers[record.layer] = record
+        while self.nbytes > self.limit and (others := set(self.layers) - {self.wanted}):
+            del self.layers[max(others, key=lambda layer: (abs(layer - self.wanted), layer))]
 
 
 class Server:
@@ -143,6 +141,7 @@ class Server:
             lam=tuple(variant.lambdas()),
             selected=heads,
             checks=dict(layout.checks),
+            size=size_of(base),
             projections=tuple(part for part in trained if part in PROJECTIONS),
         )
 
@@ -152,7 +151,7 @@ class Server:
     def _capture(self, request: CaptureView, task: Task) -> Capture:
         view, tokens = self._prepared(request.pair, request.prompt, request.view, task)
         key = (request.pair, request.prompt, request.view)
-        return self._pass(view, tokens, request.capture, key, task, KeptPass())
+        return self._pass(view, tokens, request.capture, key, task, KeptPass(keep_bytes() // 2))
 
     def _map_head(self, request: MapHead, task: Task) -> HeadMap:
         view, tokens = self._prepared(request.pair, request.prompt, request.view, task)
@@ -163,7 +162,7 @@ class Server:
         key = (request.pair, request.prompt, request.view)
         record = self._kept_layer(key, request.layer)
         if record is None:
-            kept = KeptPass(request.layer)
+            kept = KeptPass(keep_bytes() // 2, request.layer)
             self._pass(view, tokens, CaptureRequest(), key, task, kept)
             record = kept.layers.get(request.layer)
         if record is None:
@@ -188,8 +187,9 @@ class Server:
                 progress=lambda done, total: task.report(stage, done, total),
                 cancel=task.cancelled,
                 keep=kept.add,
+                keep_bytes=kept.limit,
             )
-        if kept.whole:
+        if kept.nbytes <= kept.limit:
             self._keep(key, kept)
         return result
 
@@ -198,7 +198,7 @@ class Server:
         with self._state:
             self._kept.pop(key, None)
             self._kept[key] = kept
-            while sum(each.nbytes for each in self._kept.values()) > KEPT_BYTES:
+            while sum(each.nbytes for each in self._kept.values()) > keep_bytes():
                 self._kept.popitem(last=False)
 
     def _kept_layer(self, key: PassKey, layer: int) -> LayerRecord | None:

@@ -8,6 +8,7 @@ Axes: see `dexviz.records`; S score heads.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from threading import Event
@@ -80,6 +81,16 @@ def stream(
     return on_one_core(added, threads)
 
 
+_own = threading.local()
+
+
+def _scratch() -> Scratch:
+    """This thread's memory for blocks, kept from layer to layer: pages that are given back must be filled with zeros again."""
+    if not hasattr(_own, "scratch"):
+        _own.scratch = Scratch()
+    return _own.scratch
+
+
 class _Share:
     """What one thread makes of its blocks."""
 
@@ -92,7 +103,7 @@ class _Share:
         self.divergence = ops.jensen_shannon(heads, like.device) if "js" in names else None
         self.tiles = ops.tiles(heads, edges, edges, 0, like) if request.pool else None
         self.sums: dict[int, RowSums] = {}
-        self.scratch = Scratch()
+        self.scratch = _scratch()
 
     def take(self, start: int, stop: int, out_HNE: Tensor | None) -> None:
         """Work through the rows [start, stop)."""

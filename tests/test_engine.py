@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from dexviz import serving
+from dexviz.budget import KEEP_VARIABLE
 from dexviz.engine import LocalEngine, share_cores
 from dexviz.errors import AdapterError, Cancelled, CaptureError, DexvizError, ModelError, PromptError
 from dexviz.models import load_pair
@@ -129,12 +130,12 @@ def test_the_oldest_passes_go_when_the_budget_is_full(
     engine.run(CaptureView(spec, Prompt(TEXTS[0])))
     server = engine._get_server()
     size = next(iter(server._kept.values())).nbytes
-    monkeypatch.setattr(serving, "KEPT_BYTES", 2 * size)
+    monkeypatch.setenv(KEEP_VARIABLE, str(2 * size))
     for text in TEXTS[:4]:
         engine.run(CaptureView(spec, Prompt(text)))
     assert [key[1].text for key in server._kept] == TEXTS[2:4]
     whole = engine.run(MapHead(spec, Prompt(TEXTS[3]), "base", 1, 2))
-    monkeypatch.setattr(serving, "KEPT_BYTES", 0)
+    monkeypatch.setenv(KEEP_VARIABLE, "0")
     fresh = engine.run(MapHead(spec, Prompt(TEXTS[3]), "base", 1, 2))
     np.testing.assert_array_equal(fresh.scores, whole.scores)
     engine.run(CaptureView(spec, Prompt(TEXTS[4])))

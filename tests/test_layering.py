@@ -14,13 +14,13 @@ ROOT = Path(__file__).resolve().parent.parent
 MAX_LINES = 400
 
 LAYERS = (
-    {"__version__", "bootstrap", "dense_statistics", "errors", "peak_memory", "records", "requests"},
+    {"__version__", "bootstrap", "budget", "dense_statistics", "errors", "peak_memory", "records", "requests"},
     {"kernels"},
     {"delta_weights", "dex", "diff", "projection"},
     {"attention", "context"},
     {"adapter", "catalogue", "corpora", "deltas", "fetching", "fingerprint", "merging", "models"}
     | {"needles", "selfcheck", "tokens"},
-    {"headmaps", "recorder", "scores", "snapshot", "snapshot_layout", "stream"},
+    {"headmaps", "recorder", "room", "scores", "snapshot", "snapshot_layout", "stream"},
     {
         "bench_cases",
         "bench_process",

@@ -172,7 +172,9 @@ def _count_text(choice: Selection, info: PairInfo | None) -> str:
     if isinstance(counted, Pending):
         return "Counting tokens."
     tokens = len(counted.values[0])
-    return f"{tokens:,} of {info.max_tokens:,} tokens · {cache.cost_of(info, tokens)}"
+    cost = cache.cost_of(info, tokens)
+    size = f"{tokens:,} of {info.max_tokens:,} tokens · {cost}"
+    return size if cost.refusal is None else f"{size}  \n:red[{plain(cost.refusal)}]"
 
 
 def _view(choice: Selection) -> None:

@@ -6,13 +6,16 @@ import re
 import sys
 from argparse import Namespace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dexviz.commands.common import Answer, load, note_progress, numbers
 from dexviz.errors import CaptureError, PromptError, SnapshotError
-from dexviz.records import Capture, CaptureRequest, TopTokens
+from dexviz.records import Capture, CaptureRequest, Tokens, TopTokens
+
+if TYPE_CHECKING:
+    from dexviz.models import View
 
 _HEAD = re.compile(r"L(-?\d{1,9})·?H(-?\d{1,9})", re.IGNORECASE)
 _SPAN = re.compile(r"(.+)=(-?\d{1,9}):(-?\d{1,9})")
@@ -28,6 +31,8 @@ def capture(arguments: Namespace) -> Answer:
     pair = load(arguments)
     tokens = pair.tokenize(text, chat=arguments.chat)
     view = pair.base if arguments.view == "base" else pair.variant
+    if arguments.dry_run:
+        return _dry_run(view, tokens, request)
     taken = measure(view, tokens, request, progress=lambda done, total: note_progress("capture", done, total))
     answer = describe(taken)
     summary = f"{view.title}: {len(tokens)} tokens, {taken.layers} layers × {taken.heads} heads; next {_next(taken.logits_top)}"
@@ -35,6 +40,36 @@ def capture(arguments: Namespace) -> Answer:
         return answer, summary
     save_snapshot(taken, out, compact=arguments.compact)
     return {**answer, "out": str(out)}, f"{summary}\nsaved to {out}"
+
+
+def _dry_run(view: View, tokens: Tokens, request: CaptureRequest) -> Answer:
+    """What the capture would cost.
+
+    Raises:
+        BudgetError: it does not fit.
+    """
+    from dexviz.recorder import check_tokens
+    from dexviz.room import estimate
+
+    check_tokens(view, tokens)
+    request.check_against(view.layout.layers, view.layout.heads, len(tokens))
+    cost = estimate(view, tokens, request)
+    cost.check()
+    parts = "\n".join(f"  {name}: {value / 1e6:,.1f} MB" for name, value in cost.memory.items())
+    free = "" if cost.available is None else f" of {cost.available / 1e6:,.0f} MB that are free"
+    longest = "" if cost.longest is None else f"\nmemory holds up to {cost.longest:,} tokens of such a capture"
+    answer = {
+        "model": view.loaded.name,
+        "view": view.name,
+        "tokens": cost.tokens,
+        "seconds": cost.seconds,
+        "bytes": cost.total,
+        "parts": dict(cost.memory),
+        "available": cost.available,
+        "longest": cost.longest,
+    }
+    head = f"{view.title}: {cost.tokens:,} tokens, about {cost.seconds:.1f} s and {cost.total / 1e6:,.0f} MB{free}"
+    return answer, f"{head}\n{parts}{longest}\nnothing was run"
 
 
 def capture_request(arguments: Namespace) -> CaptureRequest:
