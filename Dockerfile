@@ -18,7 +18,9 @@ RUN pip install --no-cache-dir --no-deps --editable .
 
 USER dexviz
 ENV DEXVIZ_HOME=/home/dexviz/.cache/dexviz
-RUN python -m dexviz fetch smollm2-135m
+# The first capture compiles the loops that all later ones use.
+RUN python -m dexviz fetch smollm2-135m \
+ && python -m dexviz capture --adapter default --prompt "Compile the loops." --pool 64 --similarity
 
 EXPOSE 8501
 HEALTHCHECK --interval=30s --timeout=5s --start-period=60s \
