@@ -13,6 +13,7 @@ import torch
 
 from dexviz.errors import CaptureError, DexvizError
 from dexviz.kernels import backend
+from tests.fallbacks import check_kernels
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -89,6 +90,15 @@ def test_what_is_no_fault_of_triton_is_raised(monkeypatch):
     with pytest.raises(CaptureError):
         backend.attempt(CUDA, refused, lambda: "eager")
     assert backend.chosen(CUDA).name == "triton"
+
+
+def test_a_fallback_that_no_test_asked_for_is_a_failure(monkeypatch):
+    monkeypatch.setenv(backend.VARIABLE, "compiled")
+    backend.attempt(CPU, broken, lambda: "eager")
+    with pytest.raises(pytest.fail.Exception, match=r"fell back to their eager twins: .*out of registers"):
+        check_kernels()
+    check_kernels()
+    assert backend.chosen(CPU).name == "compiled", "the next test starts afresh"
 
 
 def test_the_eager_path_loads_no_triton_kernel():

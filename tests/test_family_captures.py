@@ -6,6 +6,7 @@ values of DIFF come from the output of its value projection.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -21,7 +22,7 @@ from dexviz.recorder import capture
 from dexviz.records import Capture, CaptureRequest, Tokens
 from dexviz.snapshot import read_snapshot_bytes, snapshot_bytes
 from tests import reference as ref
-from tests.captures import assert_same
+from tests.captures import arrays_of, assert_same
 from tests.families import FAMILIES, NO_MERGE, WINDOW, build, prompt
 
 TOKENS = 3 * WINDOW + 2
@@ -104,6 +105,52 @@ def test_variant_captures_equal_the_reference(name, score):
         assert_capture(cap, call.layer, s_HNN, adapted_HNE)
         np.testing.assert_allclose(cap.delta_norm[call.layer], ref.delta_norm(o_HNE, adapted_HNE), atol=1e-5, rtol=1e-4)
         np.testing.assert_array_equal(cap.selected[call.layer], selected)
+
+
+@pytest.mark.parametrize("score", ["signed", "contribution"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_capture_hands_on_what_a_plain_forward_computes(name, score):
+    """A capture computes attention outputs itself: the last token's logits are those of a plain pass."""
+    for view in (pair_of(name).base, pair_of(name).variant):
+        mine, plain = (
+            last_logits(view, lambda view=view: captured(view, score)),
+            last_logits(view, lambda view=view: plainly(view)),
+        )
+        torch.testing.assert_close(mine, plain, atol=3e-5, rtol=1e-4)
+
+
+def plainly(view: View) -> None:
+    with torch.inference_mode(), view.active():
+        view.model(prompt(TOKENS), use_cache=False)
+
+
+def last_logits(view: View, run: Callable[[], object]) -> torch.Tensor:
+    """The last token's logits [1, V] of the model's one pass inside `run`."""
+    seen: list[torch.Tensor] = []
+    hook = view.model.register_forward_hook(lambda m, args, out: seen.append(out.logits[:, -1]))
+    try:
+        run()
+    finally:
+        hook.remove()
+    (logits,) = seen
+    return logits
+
+
+@pytest.mark.parametrize("score", ["attention", "signed", "contribution"])
+@pytest.mark.parametrize("name", STANDARD)
+def test_at_strength_zero_base_and_variant_are_captured_bit_for_bit(name, score):
+    adapter = random_adapter(name)
+    for operator in adapter.operators.values():
+        operator.lambda_learn.data.zero_()
+    pair = make_pair(wrap_model(build(name), name=name), adapter=adapter)
+    base, variant = captured(pair.base, score), captured(pair.variant, score)
+    logits, expected = (last_logits(view, lambda view=view: captured(view, score)) for view in (pair.variant, pair.base))
+    assert torch.equal(logits, expected)
+    mine, other = arrays_of(variant), arrays_of(base)
+    added = {path for path in mine if path.endswith((".gain", ".residue")) or path.startswith(".delta_")}
+    assert set(mine) - set(other) <= added
+    for path in set(other) - {".selected"}:
+        assert mine[path].tobytes() == other[path].tobytes(), path
 
 
 @pytest.mark.parametrize("score", ["attention", "signed", "contribution"])

@@ -18,7 +18,7 @@ from numba.extending import intrinsic
 
 _MATHS = {"contract", "reassoc", "nsz", "arcp", "afn", "nnan"}
 """Infinities stay meaningful: they stand for hidden keys."""
-_jit = njit(nogil=True, cache=True, fastmath=_MATHS, error_model="numpy")
+_OPTIONS: dict[str, Any] = {"nogil": True, "fastmath": _MATHS, "error_model": "numpy"}
 _f, _i = np.float32, np.int32
 _COLUMNS = 1024
 """Columns of nine heads' rows that the first-level cache holds."""
@@ -26,6 +26,14 @@ _CHUNK = 256
 """Columns whose largest entry is found at once, so that a search for its place is short."""
 SUMS = 6
 """Σ|S|, Σ|S| ln |S|, Σ S, max |S|, how many |S| ≥ τ, Σ|S| of the last keys."""
+
+
+def _jit(loop: Any) -> Any:
+    """Compiled on its first call, and kept on disk where there is a folder for it."""
+    try:
+        return njit(cache=True, **_OPTIONS)(loop)
+    except RuntimeError:
+        return njit(**_OPTIONS)(loop)
 
 
 @no_type_check
