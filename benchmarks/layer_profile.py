@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import threading
 import time
@@ -126,42 +127,48 @@ def score_blocks(score: Any) -> list[tuple[int, int]]:
 
 
 def sweeps(score: Any) -> Any:
-    """The parts in the order of the work; each reads what `score_rows` leaves, in memory of its own thread."""
+    """The parts in the order of the work."""
     from dexviz.kernels.compiled import loops, rows
     from dexviz.kernels.tiles import tile_edges
 
     x, n = score.inputs, score.inputs.mask.queries
     groups, members, _, depth = score.q_GIND.shape
-    made = {block: rows.score_rows(score, *block).s_SRC.clone() for block in score_blocks(score)}
-    logits = {block: s_SRC.clone() for block, s_SRC in made.items()}
+    largest = max((stop - start) * stop for start, stop in score_blocks(score)) * x.heads
+    own = threading.local()
+
+    def maps(start: int, stop: int) -> torch.Tensor:
+        """Memory of a block that this thread works on again and again, as in a capture."""
+        if not hasattr(own, "maps"):
+            own.maps = torch.rand(largest)
+        shape = (x.heads, stop - start, stop)
+        return own.maps[: math.prod(shape)].view(shape)
+
     edges, pairs = tile_edges(0, n, min(POOL, n)), x.heads * n * (n + 1) / 2
     none = np.empty((0, 0), dtype=np.float32)
 
     def block_of(start: int, stop: int) -> Any:
         from dexviz.kernels.terms import ScoreBlock
 
-        s_SRC = made[start, stop]
+        s_SRC = maps(start, stop)
         known = (True,) * x.heads
         return ScoreBlock(s_SRC, (s_SRC,), start, stop, 0, s_SRC.shape[-1], torch.zeros(s_SRC.shape[:2]), known)
 
     def qk(start: int, stop: int) -> None:
         q_GXD = torch.from_numpy(np.ascontiguousarray(score.q_GIND[:, :, start:stop]).reshape(groups, -1, depth))
-        torch.bmm(q_GXD, torch.from_numpy(score.k_GDM[:, :, :stop]), out=logits[start, stop].view(groups, -1, stop))
+        torch.bmm(q_GXD, torch.from_numpy(score.k_GDM[:, :, :stop]), out=maps(start, stop).view(groups, -1, stop))
 
     def softmax(start: int, stop: int) -> None:
-        a_HRC = logits[start, stop].numpy()
+        a_HRC = maps(start, stop).numpy()
         plogp_HR = np.empty(a_HRC.shape[:2], dtype=np.float32)
         low_R, high_R = score.low_N[start:stop], score.high_N[start:stop]
         loops.softmax(a_HRC, low_R, high_R, 0, score.sinks_H, none, a_HRC, plogp_HR)
 
     def av(start: int, stop: int) -> None:
-        a_GXC = made[start, stop].view(groups, members * (stop - start), stop)
+        a_GXC = maps(start, stop).view(groups, members * (stop - start), stop)
         torch.bmm(a_GXC, torch.from_numpy(score.v_GME[:, :stop]))
 
     def statistics(start: int, stop: int) -> None:
         rows.row_sums(block_of(start, stop), offset=0, sink=1, local=8, threshold=1e-3, spans={})
-
-    own = threading.local()
 
     def tiles(start: int, stop: int) -> None:
         if not hasattr(own, "tiles"):
