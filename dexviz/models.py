@@ -67,8 +67,10 @@ class View:
         return attention.active(self.adapter, recorder)
 
     def lambdas(self) -> list[float]:
-        """λ per layer; zeros without DEX or DIFF."""
+        """λ per layer; zeros without DEX or DIFF, NaN in DIFF V2, where it depends on the prompt."""
         if self.layout.differential:
+            if self.layout.differential.tokenwise:
+                return [float("nan")] * self.layout.layers
             return [diff.layer_lambda(self.layout.modules[layer]) for layer in range(self.layout.layers)]
         return self.adapter.lambdas() if self.adapter is not None else [0.0] * self.layout.layers
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import platform
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from threading import Event
 from typing import Any
@@ -130,15 +130,17 @@ class _Recording:
     ) -> None:
         self.view, self.n, self.request = view, n, request
         self.progress, self.cancel, self.keep = progress, cancel, keep
-        self.logical = view.layout.differential and request.score != "attention"
+        self.logical = view.layout.differential is not None and request.score != "attention"
         self.heads = view.layout.heads // 2 if self.logical else view.layout.heads
         self.layers: dict[int, _LayerResult] = {}
         self.maps: dict[tuple[int, int], HeadMap] = {}
-        self._waiting: AttentionCall | None = None
+        self.lam: dict[int, float] = {}
+        self._waiting: list[AttentionCall] = []
+        self._gates: dict[int, Tensor] = {}
         self._streamed: tuple[LayerRecord, Streamed] | None = None
 
     def output(self, module: nn.Module, layer: int, inputs: AttentionInputs, operator: DexOperator | None) -> Tensor | None:
-        """See `dexviz.attention.Attending`. DIFF calls attention twice a layer: the seam makes those outputs."""
+        """See `dexviz.attention.Attending`. DIFF may call attention twice a layer: the seam makes those outputs."""
         if self.view.layout.differential:
             return None
         record = self._record(module, layer, inputs, operator)
@@ -153,15 +155,31 @@ class _Recording:
             record, streamed = self._streamed
             self._streamed = None
             self._take(call, record, streamed, call.adapted_BHNE[0])
-        elif self._waiting is None:
-            self._waiting = call
         else:
-            first, self._waiting = self._waiting, None
-            o_HNE = torch.cat([first.o_BHNE[0], call.o_BHNE[0]], dim=-1)
-            record = self._record(call.module, call.layer, diff.joined(first.inputs, call.inputs), None)
-            score = score_map(record, self.request.score, self.request.space, o_HNE)
-            output = diff.logical_output(o_HNE, diff.layer_lambda(call.module)) if self.logical else o_HNE
-            self._take(call, record, self._stream(record, score, None), output)
+            self._waiting.append(call)
+            self._take_differential(call.layer)
+
+    def gate(self, layer: int, gate_BNP: Tensor) -> None:
+        """See `dexviz.gates.Gated`: λ of DIFF V2, before or after the layer's attention call."""
+        self._gates[layer] = diff.token_lambda(gate_BNP)
+        self._take_differential(layer)
+
+    def _take_differential(self, layer: int) -> None:
+        """Take in a layer of a DIFF Transformer once its calls are there, and λ where the layer makes it from the tokens."""
+        convention = self.view.layout.differential
+        assert convention is not None
+        calls = [call for call in self._waiting if call.layer == layer]
+        if len(calls) < convention.calls or (convention.tokenwise and layer not in self._gates):
+            return
+        self._waiting.clear()
+        last = calls[-1]
+        lam = self._gates.pop(layer) if convention.tokenwise else diff.layer_lambda(last.module)
+        self.lam[layer] = float(lam.mean()) if isinstance(lam, Tensor) else lam
+        o_HNE = torch.cat([call.o_BHNE[0] for call in calls], dim=-1)
+        record = replace(self._record(last.module, layer, diff.joined([call.inputs for call in calls]), None), lam=lam)
+        score = score_map(record, self.request.score, self.request.space, o_HNE)
+        output = diff.logical_output(convention, o_HNE, lam) if self.logical else o_HNE
+        self._take(last, record, self._stream(record, score, None), output)
 
     def _record(self, module: nn.Module, layer: int, inputs: AttentionInputs, operator: DexOperator | None) -> LayerRecord:
         layout, adapter = self.view.layout, self.view.adapter
@@ -192,7 +210,7 @@ class _Recording:
     def finish(self) -> None:
         """Raise unless every layer that has attention was seen, and every map was made."""
         missing = set(self.view.layout.modules) - set(self.layers)
-        if missing or self._waiting is not None:
+        if missing or self._waiting:
             raise CaptureError("every attention layer in the pass", f"none of {sorted(missing)}", "Report this model.")
         if lost := set(self.request.maps) - set(self.maps):
             raise CaptureError("maps of layers that have softmax attention", str(sorted(lost)), "Choose other layers.")
@@ -211,7 +229,7 @@ class _Recording:
                 for name in first.streamed.stats
             },
             strongest=self._stacked({la: r.streamed.strongest for la, r in self.layers.items()}, fill=-1).astype(np.int32),
-            lam=np.asarray(self.view.lambdas(), dtype=np.float32),
+            lam=np.asarray(self._lambdas(), dtype=np.float32),
             selected=select(heads, layout.layers, self.heads).numpy(),
             logits_top=top,
             provenance=self._provenance(),
@@ -224,6 +242,10 @@ class _Recording:
             delta_norm=self._stacked({la: d[0] for la, d in deltas.items()}, fill=0.0),
             delta_cosine=self._stacked({la: d[1] for la, d in deltas.items()}, fill=1.0),
         )
+
+    def _lambdas(self) -> list[float]:
+        """λ per layer; the mean over tokens and heads in DIFF V2."""
+        return [self.lam[layer] for layer in range(self.view.layout.layers)] if self.lam else self.view.lambdas()
 
     def _stacked(self, parts: Mapping[int, Tensor | None], fill: float = float("nan")) -> Any:
         """One array over all layers, float32 [L, …], layers without a part filled; None where no layer has one."""
@@ -245,7 +267,7 @@ class _Recording:
             "variant": self.view.title,
             "fingerprint": loaded.fingerprint,
             "adapter": None if adapter is None else _adapter_facts(adapter),
-            "pairing": "p, p + H/2" if self.view.layout.differential else None,
+            "pairing": self.view.layout.differential.pairing if self.view.layout.differential else None,
             "dtype": str(model.dtype).removeprefix("torch."),
             "device": str(model.device),
             "kernels": kernels.name,

@@ -33,9 +33,11 @@ class LayerRecord:
     operator: DexOperator | None
     projection: projection.Projection | None
     """Output projection, where it takes O as it is."""
-    differential: bool = False
+    differential: diff.Convention | None = None
     deltas: Deltas | None = None
     """The view's changes of projections, which W_O may be among."""
+    lam: float | Tensor = 0.0
+    """DIFF: λ of the layer, or [P, N] where it depends on the token."""
 
     def output(self) -> Tensor:
         """O, [H, N, E]: recomputed from Q, K and V."""
@@ -62,10 +64,10 @@ def score_map(record: LayerRecord, score: str, space: str, o_HNE: Tensor | None 
     if record.differential:
         if space == "residual":
             raise CaptureError(
-                "value space for a DIFF Transformer, whose norm lies before W_O", "residual space", "Use value space."
+                "value space for a DIFF Transformer, whose values DEX leaves alone", "residual space", "Use value space."
             )
         o = record.output() if o_HNE is None and score == "contribution" else o_HNE
-        return diff.score_map(record.module, record.inputs, score, o)
+        return diff.score_map(record.differential, record.inputs, score, record.lam, o)
     if score == "signed":
         gain = column_gains(record, space)
         return ScoreMap(record.inputs, (ScoreTerm(heads, w_SMK=None if gain is None else gain[0][..., None]),))

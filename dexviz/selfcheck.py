@@ -1,9 +1,9 @@
 """What a model turns out to be when it runs: the load-time self-check of a model routed through the seam.
 
 One probe forward over a dozen tokens proves that every layer to which the configuration gives softmax attention calls the
-seam once (DIFF: twice, on the same Q and K), that row sums are 1 (less the sink's share), that nothing lies above the diagonal,
-that head counts agree with the configuration, and that the logits are the stock implementation's. It also finds the output
-projection that takes O as it is, by value.
+seam once (DiffLlama: twice, on the same Q and K), that row sums are 1 (less the sink's share), that nothing lies above the
+diagonal, that head counts agree with the configuration, and that the logits are the stock implementation's. It also finds the
+output projection that takes O as it is, by value; of a DIFF Transformer, the one that takes S V as its convention has it.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from dexviz import attention, projection
+from dexviz import attention, diff, projection
 from dexviz.attention import AttentionCall
 from dexviz.errors import DexvizError, ModelError
+from dexviz.gates import watch_gates
 
 _PROBE_TOKENS = 13
 _WITHOUT_SOFTMAX = {"linear_attention", "mamba", "recurrent", "conv", "moe", "mlp"}
@@ -26,6 +27,20 @@ _WITHOUT_SOFTMAX = {"linear_attention", "mamba", "recurrent", "conv", "moe", "ml
 _LOGIT_TOLERANCE = {torch.float32: 2e-3, torch.float64: 1e-6}
 _COARSE_TOLERANCE = 8e-2
 """Half-precision models: largest logit deviation as a share of the largest logit."""
+
+
+class _Probe:
+    """Keeps all calls of a pass, and λ of DIFF V2 before the sigmoid."""
+
+    def __init__(self) -> None:
+        self.calls: list[AttentionCall] = []
+        self.gates: dict[int, Tensor] = {}
+
+    def __call__(self, call: AttentionCall) -> None:
+        self.calls.append(call)
+
+    def gate(self, layer: int, gate_BNP: Tensor) -> None:
+        self.gates[layer] = gate_BNP
 
 
 @dataclass(frozen=True)
@@ -39,8 +54,8 @@ class Layout:
     value_width: int
     modules: Mapping[int, nn.Module]
     """Layer → attention module, of the layers that have softmax attention; hybrids have others in between."""
-    differential: bool
-    """True for a DIFF Transformer, whose layers call attention twice on the same Q and K."""
+    differential: diff.Convention | None
+    """How a DIFF Transformer pairs its heads and makes λ; None for other models."""
     projections: Mapping[int, projection.Projection]
     """Layer → output projection, where it takes O as it is; a layer with a norm or gate in between is missing."""
     checks: Mapping[str, float]
@@ -56,15 +71,20 @@ def check(model: PreTrainedModel) -> Layout:
             much.
     """
     attention.adopt(model)
+    watch_gates(model)
     ids = probe_ids(model)
-    calls: list[AttentionCall] = []
+    probe = _Probe()
     inputs: dict[nn.Module, Tensor] = {}
-    with eval_mode(model), _projection_inputs(model, inputs), attention.active(None, calls.append):
+    with eval_mode(model), _projection_inputs(model, inputs), attention.active(None, probe):
         logits = _logits(model, ids)
-    if not calls:
+    if not probe.calls:
         raise attention.unsupported(model)
-    first, differential = _by_layer(model, calls)
+    calls = _by_layer(model, probe.calls)
+    first = {layer: of_layer[0] for layer, of_layer in calls.items()}
     checks = _deviations(model, list(first.values()))
+    differential = _convention(model, calls)
+    if differential is not None:
+        checks["projected"] = _projected_deviation(model, differential, calls, probe.gates, inputs)
     with eval_mode(model):
         checks["logits"] = _logit_deviation(model, ids, logits)
     call = next(iter(first.values()))
@@ -149,24 +169,69 @@ def _projection_inputs(model: nn.Module, inputs: dict[nn.Module, Tensor]) -> Ite
             handle.remove()
 
 
-def _by_layer(model: PreTrainedModel, calls: list[AttentionCall]) -> tuple[dict[int, AttentionCall], bool]:
-    """First call of each layer, and whether layers call twice on the same Q and K (DIFF)."""
-    first: dict[int, AttentionCall] = {}
-    seen: dict[int, int] = {}
+def _by_layer(model: PreTrainedModel, calls: list[AttentionCall]) -> dict[int, list[AttentionCall]]:
+    """Calls of each layer; where a layer calls more than once, it is on the same Q and K (DIFF)."""
+    found: dict[int, list[AttentionCall]] = {}
     for call in calls:
-        earlier = first.setdefault(call.layer, call)
-        seen[call.layer] = seen.get(call.layer, 0) + 1
+        earlier = found.setdefault(call.layer, [call])[0]
+        if call is earlier:
+            continue
+        found[call.layer].append(call)
         same = torch.equal(earlier.inputs.q_BHND, call.inputs.q_BHND) and torch.equal(earlier.inputs.k_BGMD, call.inputs.k_BGMD)
-        if call is not earlier and not same:
+        if not same:
             raise _failed(model, "one attention map a layer and head", f"several different ones in layer {call.layer}")
-    if unseen := _promised_layers(model) - set(first):
+    if unseen := _promised_layers(model) - set(found):
         raise _failed(model, "an attention call in every layer that has attention", f"none in layers {sorted(unseen)}")
+    seen = {layer: len(of_layer) for layer, of_layer in found.items()}
     if len(set(seen.values())) != 1 or max(seen.values()) > 2:
         raise _failed(model, "the same number of attention calls in every layer, one or two", str(sorted(seen.values())))
-    shapes = {(c.inputs.heads, c.inputs.v_BGME.shape[-1]) for c in first.values()}
+    shapes = {(c[0].inputs.heads, c[0].inputs.v_BGME.shape[-1]) for c in found.values()}
     if len(shapes) != 1:
         raise _failed(model, "the same heads and value width in every layer", str(sorted(shapes)))
-    return first, max(seen.values()) == 2
+    return found
+
+
+def _convention(model: PreTrainedModel, calls: Mapping[int, list[AttentionCall]]) -> diff.Convention | None:
+    """How the layers of a DIFF Transformer pair their heads, by what they carry; None for other models."""
+    found = {layer: diff.convention_of(of_layer[0].module, len(of_layer)) for layer, of_layer in calls.items()}
+    if len(set(found.values())) != 1:
+        names = sorted({convention.name if convention else "ordinary attention" for convention in found.values()})
+        raise _failed(model, "the same kind of attention in every layer", ", ".join(names))
+    convention = next(iter(found.values()))
+    heads = next(iter(calls.values()))[0].inputs.heads
+    if convention is not None and heads % 2:
+        raise _failed(model, "an even number of heads in a DIFF Transformer, which pairs them", str(heads))
+    return convention
+
+
+def _projected_deviation(
+    model: PreTrainedModel,
+    convention: diff.Convention,
+    calls: Mapping[int, list[AttentionCall]],
+    gates: Mapping[int, Tensor],
+    inputs: Mapping[nn.Module, Tensor],
+) -> float:
+    """Largest deviation of S V, normalised as the convention says, from what an output projection is fed with; relative."""
+    worst = 0.0
+    for layer, of_layer in calls.items():
+        if convention.tokenwise and layer not in gates:
+            raise _failed(model, "a λ projection that runs with its layer", f"none in layer {layer}")
+        module = of_layer[0].module
+        lam = diff.token_lambda(gates[layer]) if convention.tokenwise else diff.layer_lambda(module)
+        joined = diff.joined([call.inputs for call in of_layer])
+        first, second = (diff.logical_values(convention, joined, side) for side in (0, 1))
+        if not torch.equal(first, second):
+            raise _failed(model, f"the same values for both heads of a pair ({convention.pairing})", f"others in layer {layer}")
+        o_HNE = torch.cat([call.o_BHNE[0] for call in of_layer], dim=-1)
+        mine = diff.projected(convention, module, diff.logical_output(convention, o_HNE, lam)).float()
+        fed = [x[0].float() for m in module.modules() if (x := inputs.get(m)) is not None and x[0].shape == mine.shape]
+        scale = mine.abs().max().clamp(min=1e-6)
+        worst = max(worst, min((float((x - mine).abs().max() / scale) for x in fed), default=float("inf")))
+    if not worst <= _LOGIT_TOLERANCE.get(model.dtype, _COARSE_TOLERANCE):
+        raise _failed(
+            model, f"differential attention as {convention.name} has it, {convention.pairing}", f"a deviation of {worst:.2g}"
+        )
+    return worst
 
 
 def _deviations(model: PreTrainedModel, calls: list[AttentionCall]) -> dict[str, float]:

@@ -228,12 +228,12 @@ def build(name: str, seed: int = 0, *, attn: str = "eager", **overrides: Any) ->
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config, attn_implementation=attn, dtype=torch.float32)
-        _perturb(model)
+        perturb(model)
     return model.eval()
 
 
 @torch.no_grad()
-def _perturb(model: PreTrainedModel) -> None:
+def perturb(model: PreTrainedModel) -> None:
     """Add noise: unit gain to matrices and embeddings, 0.2 to vectors (biases, norms, λ), 1 to attention sinks."""
     for name, parameter in model.named_parameters():
         fan_in = parameter.shape[-1]

@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
 from dexviz import attention
-from dexviz.diff import layer_lambda
+from dexviz.diff import HALVES, layer_lambda
 from dexviz.errors import ModelError
 from dexviz.kernels.output import BLOCK_ROWS
 from dexviz.selfcheck import check
@@ -92,7 +92,7 @@ def test_head_counts_and_widths(name):
     assert (layout.layers, layout.heads, layout.kv_heads) == (family.layers, family.heads, family.kv_heads)
     assert layout.key_width == family.width
     assert layout.value_width == family.value_width
-    assert layout.differential == ("diff" in family.traits)
+    assert (layout.differential == HALVES) == ("diff" in family.traits)
     assert set(layout.projections) == (set() if name in NO_MERGE or layout.differential else set(layout.modules))
     assert layout.checks["logits"] < 1e-4
     assert layout.checks["row_sum"] < 1e-5

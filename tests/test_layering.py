@@ -17,7 +17,7 @@ LAYERS = (
     {"__version__", "bootstrap", "budget", "dense_statistics", "errors", "peak_memory", "records", "requests"},
     {"kernels"},
     {"delta_weights", "dex", "diff", "projection"},
-    {"attention", "context"},
+    {"attention", "context", "gates"},
     {"adapter", "catalogue", "corpora", "deltas", "fetching", "fingerprint", "merging", "models"}
     | {"needles", "selfcheck", "tokens"},
     {"headmaps", "recorder", "room", "scores", "snapshot", "snapshot_layout", "stream"},
