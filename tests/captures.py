@@ -42,6 +42,7 @@ def make_capture(
         "pooled": floats(layers, heads, tiles, tiles),
         "pooled_extreme": floats(layers, heads, tiles, tiles),
         "similarity": {"cosine": floats(layers, heads, heads), "js": floats(layers, heads, heads)},
+        "strongest": np.random.default_rng(seed).integers(-1, tokens, (layers, heads, tokens)).astype(np.int32),
         "delta_norm": floats(layers, heads),
         "delta_cosine": floats(layers, heads),
     }

@@ -21,6 +21,8 @@ from dexviz.records import Capture, CaptureRequest
 from dexviz.snapshot import load_snapshot, read_snapshot_bytes, save_snapshot, snapshot_bytes
 from tests.captures import arrays_of, assert_same, make_capture
 
+GALLERY = Path(__file__).resolve().parent.parent / "app" / "gallery"
+
 
 def rewritten(capture: Capture, arrays: dict | None = None, drop: tuple[str, ...] = (), **header: object) -> bytes:
     """A snapshot file with some arrays or header entries replaced: what a hostile or damaged file may hold."""
@@ -53,6 +55,22 @@ def test_file_round_trip_is_exact_and_leaves_one_file(tmp_path):
     assert_same(load_snapshot(str(path)), capture)
     assert [p.name for p in tmp_path.iterdir()] == ["view.safetensors"]
     assert path.read_bytes() == snapshot_bytes(capture)
+
+
+@pytest.mark.parametrize("compact", [False, True])
+def test_strongest_keys_are_kept_as_they_are_and_older_snapshots_have_none(compact):
+    capture = make_capture(strongest=np.full((2, 3, 5), 100_003, dtype=np.int32))
+    held = read_snapshot_bytes(snapshot_bytes(capture, compact=compact)).strongest
+    assert held.dtype == np.int32
+    assert np.array_equal(held, capture.strongest)
+    older = replace(capture, strongest=None)
+    assert read_snapshot_bytes(snapshot_bytes(older, compact=compact)).strongest is None
+
+
+@pytest.mark.parametrize("path", sorted(GALLERY.glob("*.safetensors")), ids=lambda path: path.stem)
+def test_the_gallerys_snapshots_load(path):
+    capture = load_snapshot(path)
+    assert capture.strongest is None or capture.strongest.shape == capture.stats["entropy"].shape
 
 
 def test_loaded_arrays_are_read_only():
