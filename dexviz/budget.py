@@ -100,13 +100,17 @@ class Estimate:
             return
         assert self.available is not None
         parts = sorted(self.memory.items(), key=lambda item: -item[1])[:2]
-        largest = ", ".join(f"{name} {size / 1e9:.1f} GB" for name, size in parts)
+        largest = ", ".join(f"{name} {_readable(size)}" for name, size in parts)
         remedy = f"Shorten the prompt to at most {self.longest:,} tokens" if self.longest else "Free memory"
         raise BudgetError(
-            f"a capture that fits into {self.available * _RESERVE / 1e9:.1f} GB of free memory",
-            f"{self.tokens:,} tokens, which need about {self.total / 1e9:.1f} GB ({largest})",
+            f"a capture that fits into {_readable(self.available * _RESERVE)} of free memory",
+            f"{self.tokens:,} tokens, which need about {_readable(self.total)} ({largest})",
             f"{remedy}{', or ask for fewer exact maps' if 'exact maps' in self.memory else ''}.",
         )
+
+
+def _readable(count: float) -> str:
+    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:,.0f} MB"
 
 
 def operations(size: ModelSize, tokens: int) -> float:
