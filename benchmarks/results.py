@@ -25,8 +25,8 @@ from benchmarks.results_page import KL_EVERY, METHODS, SEEDS, write_page
 from dexviz.engine import share_cores
 from dexviz.heldout import block_losses, held_out_blocks, held_out_pieces, measure
 from dexviz.models import LoadedModel, View, load_model, make_pair
-from dexviz.needle_scores import score
 from dexviz.needles import Needle, NeedleMaker
+from dexviz.questions import score
 from dexviz.train_config import TrainConfig
 from dexviz.training import train
 

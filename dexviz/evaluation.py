@@ -23,8 +23,9 @@ from dexviz.bootstrap import Bootstrap, Comparison, Interval
 from dexviz.errors import EvaluationError
 from dexviz.heldout import BLOCK, MAX_BLOCK, Pieces, held_out_pieces, measure
 from dexviz.models import ModelPair, View, no_tokenizer
-from dexviz.needle_scores import NeedleRow, score, summarise
+from dexviz.needle_scores import NeedleRow, summarise
 from dexviz.needles import DEPTHS, DISTRACTORS, LENGTHS, Needle, NeedleMaker
+from dexviz.questions import score
 from dexviz.speed import ROUNDS, TOKENS, Speed, measure_speed
 
 Progress = Callable[[str, int, int], None]

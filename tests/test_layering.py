@@ -39,6 +39,7 @@ LAYERS = (
         "plan_file",
         "probes",
         "processes",
+        "questions",
         "speed",
         "train_config",
         "trainee",

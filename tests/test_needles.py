@@ -10,12 +10,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from dexviz import needle_scores
+from dexviz import questions
 from dexviz.bootstrap import Bootstrap
 from dexviz.errors import PromptError
 from dexviz.merging import merge
-from dexviz.needle_scores import candidate_log_likelihoods, score, summarise
+from dexviz.needle_scores import summarise
 from dexviz.needles import DEPTHS, KINDS, MIN_PROSE, Needle, NeedleMaker
+from dexviz.questions import log_likelihoods, score
 from tests.readers import CONTEXT, byte_model, byte_pair, byte_tokenizer, log_probabilities
 
 LENGTH = 900
@@ -154,10 +155,10 @@ def expected_scores(model: Any, needle: Needle) -> list[float]:
 def test_scores_are_those_of_whole_sequences(family: str, maker: NeedleMaker, tmp_path: Path) -> None:
     pair, needle = byte_pair(family, tmp_path / "dex"), maker.make(700, 0.5, kind="home village")
     assert len({len(ids) for ids in needle.candidates}) > 1
-    base = candidate_log_likelihoods(pair.base, needle)
+    base = log_likelihoods(pair.base, needle)
     assert base == pytest.approx(expected_scores(byte_model(family), needle), abs=2e-3)
     merged = AutoModelForCausalLM.from_pretrained(merge(pair.variant, tmp_path / "merged"), attn_implementation="eager")
-    variant = candidate_log_likelihoods(pair.variant, needle)
+    variant = log_likelihoods(pair.variant, needle)
     assert variant == pytest.approx(expected_scores(merged.eval(), needle), abs=2e-3)
     assert np.abs(base - variant).max() > 0.05
 
@@ -166,15 +167,15 @@ def test_models_without_a_plain_cache_read_everything_anew(
     maker: NeedleMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pair, needle = byte_pair("llama", tmp_path), maker.make(700, 0.5, kind="home village")
-    cached = candidate_log_likelihoods(pair.variant, needle)
-    monkeypatch.setattr(needle_scores, "_plain", lambda cache: False)
-    assert candidate_log_likelihoods(pair.variant, needle) == pytest.approx(cached, abs=1e-3)
+    cached = log_likelihoods(pair.variant, needle)
+    monkeypatch.setattr(questions, "_plain", lambda cache: False)
+    assert log_likelihoods(pair.variant, needle) == pytest.approx(cached, abs=1e-3)
 
 
 def test_bfloat16_models_are_scored(maker: NeedleMaker, tmp_path: Path) -> None:
     needle = maker.make(700, 0.5, kind="home village")
-    exact = candidate_log_likelihoods(byte_pair("llama", tmp_path / "a").base, needle)
-    coarse = candidate_log_likelihoods(byte_pair("llama", tmp_path / "b", dtype=torch.bfloat16).base, needle)
+    exact = log_likelihoods(byte_pair("llama", tmp_path / "a").base, needle)
+    coarse = log_likelihoods(byte_pair("llama", tmp_path / "b", dtype=torch.bfloat16).base, needle)
     assert coarse == pytest.approx(exact, rel=0.05)
 
 
