@@ -7,24 +7,20 @@ difference is variant − base on the same units, with a paired bootstrap interv
 from __future__ import annotations
 
 import json
-import platform
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
-import torch
-import transformers
 
-from dexviz import __version__, fingerprint
 from dexviz.bootstrap import Bootstrap, Comparison, Interval
 from dexviz.errors import EvaluationError
 from dexviz.heldout import BLOCK, MAX_BLOCK, Pieces, held_out_pieces, measure
 from dexviz.models import ModelPair, View, no_tokenizer
 from dexviz.needle_scores import NeedleRow, summarise
 from dexviz.needles import DEPTHS, DISTRACTORS, LENGTHS, Needle, NeedleMaker
+from dexviz.provenance import of_pair, second_view
 from dexviz.questions import score
 from dexviz.speed import ROUNDS, TOKENS, Speed, measure_speed
 
@@ -160,7 +156,7 @@ def evaluate(pair: ModelPair, config: EvalConfig | None = None, progress: Progre
     """
     config = config or EvalConfig()
     start = time.perf_counter()
-    variant = _variant(pair)
+    variant = second_view(pair)
     context = min(pair.base.loaded.max_tokens, pair.variant.loaded.max_tokens)
     pieces = held_out_pieces(
         pair.base,
@@ -178,13 +174,8 @@ def evaluate(pair: ModelPair, config: EvalConfig | None = None, progress: Progre
     if config.speed:
         step = _stage(progress, "speed")
         speed = measure_speed(pair, tokens=min(TOKENS, context), rounds=config.rounds, seed=config.seed, progress=step)
-    provenance = {**_provenance(pair), "seconds": round(time.perf_counter() - start, 3)}
+    provenance = {**of_pair(pair), "seconds": round(time.perf_counter() - start, 3)}
     return Evaluation(config, held_out, needles, speed, _parameters(pair), provenance)
-
-
-def _variant(pair: ModelPair) -> View | None:
-    same = pair.variant.adapter is None and pair.variant.loaded is pair.base.loaded
-    return None if same else pair.variant
 
 
 def _stage(progress: Progress | None, name: str) -> Callable[[int, int], None] | None:
@@ -239,25 +230,6 @@ def _score(
 def _parameters(pair: ModelPair) -> dict[str, int | None]:
     base, adapter = sum(p.numel() for p in pair.base.model.parameters()), pair.variant.adapter
     added = None if adapter is None else sum(p.numel() for p in adapter.parameters())
-    variant = _variant(pair)
+    variant = second_view(pair)
     total = None if variant is None else sum(p.numel() for p in variant.model.parameters()) + (added or 0)
     return {"base": base, "adapter": added, "variant": total}
-
-
-def _provenance(pair: ModelPair) -> dict[str, Any]:
-    variant, adapter = _variant(pair), pair.variant.adapter
-    return {
-        "base": {"name": pair.base.loaded.name, "fingerprint": pair.base.loaded.fingerprint},
-        "variant": None if variant is None else {"name": variant.title, "fingerprint": variant.loaded.fingerprint},
-        "adapter": None if adapter is None else {"fingerprint": fingerprint.of_module(adapter)},
-        "dtype": str(pair.base.model.dtype).removeprefix("torch."),
-        "variant_dtype": None if variant is None else str(variant.model.dtype).removeprefix("torch."),
-        "device": str(pair.base.model.device),
-        "versions": {
-            "dexviz": __version__,
-            "python": platform.python_version(),
-            "torch": str(torch.__version__),
-            "transformers": transformers.__version__,
-        },
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-    }

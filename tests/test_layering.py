@@ -19,7 +19,7 @@ LAYERS = (
     {"delta_weights", "dex", "diff", "projection"},
     {"attention", "context", "gates"},
     {"adapter", "catalogue", "corpora", "deltas", "fetching", "fingerprint", "merging", "models"}
-    | {"needles", "retrieval", "selfcheck", "tokens"},
+    | {"needles", "provenance", "retrieval", "selfcheck", "tokens"},
     {"headmaps", "recorder", "room", "scores", "snapshot", "snapshot_layout", "stream"},
     {
         "bench_cases",
