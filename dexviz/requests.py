@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from dexviz.budget import ModelSize
+from dexviz.claims_records import CLAIMS
 from dexviz.records import CaptureRequest, Score, Space, ViewName
 
 
@@ -72,7 +73,21 @@ class MapHead:
     """Tile the window down to at most this many rows and columns; None for exact entries."""
 
 
-Request = DescribePair | TokenizePrompt | CaptureView | MapHead
+@dataclass(frozen=True)
+class CheckClaims:
+    """The papers' claims about a pair → `dexviz.claims_records.ClaimsReport`; fields as in its `ClaimsRequest`."""
+
+    pair: PairSpec
+    claims: tuple[str, ...] = CLAIMS
+    seed: int = 0
+    orders: int = 8
+    prompts: int = 8
+    tokens: int = 256
+    resamples: int = 2000
+    level: float = 0.95
+
+
+Request = DescribePair | TokenizePrompt | CaptureView | MapHead | CheckClaims
 
 
 @dataclass(frozen=True)
@@ -136,12 +151,14 @@ def to_json(request: Request) -> dict[str, Any]:
 def from_json(data: Mapping[str, Any]) -> Request:
     """Inverse of `to_json`."""
     fields = dict(data)
-    kind = {cls.__name__: cls for cls in (DescribePair, TokenizePrompt, CaptureView, MapHead)}[fields.pop("kind")]
+    kind = {cls.__name__: cls for cls in (DescribePair, TokenizePrompt, CaptureView, MapHead, CheckClaims)}[fields.pop("kind")]
     fields["pair"] = PairSpec(**fields["pair"])
     if "prompt" in fields:
         fields["prompt"] = Prompt(**fields["prompt"])
     if "capture" in fields:
         fields["capture"] = CaptureRequest.from_json(fields["capture"])
+    if "claims" in fields:
+        fields["claims"] = tuple(fields["claims"])
     if fields.get("window") is not None:
         fields["window"] = tuple(fields["window"])
     return kind(**fields)

@@ -14,7 +14,17 @@ ROOT = Path(__file__).resolve().parent.parent
 MAX_LINES = 400
 
 LAYERS = (
-    {"__version__", "bootstrap", "budget", "dense_statistics", "errors", "peak_memory", "records", "requests"},
+    {
+        "__version__",
+        "bootstrap",
+        "budget",
+        "claims_records",
+        "dense_statistics",
+        "errors",
+        "peak_memory",
+        "records",
+        "requests",
+    },
     {"kernels"},
     {"delta_weights", "dex", "diff", "projection"},
     {"attention", "context", "gates"},
