@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 from dexviz.budget import ModelSize
 from dexviz.claims_records import CLAIMS
+from dexviz.noise_records import BatteryRequest, Marks
 from dexviz.records import CaptureRequest, Score, Space, ViewName
 
 
@@ -87,7 +88,30 @@ class CheckClaims:
     level: float = 0.95
 
 
-Request = DescribePair | TokenizePrompt | CaptureView | MapHead | CheckClaims
+@dataclass(frozen=True)
+class MeasureNoise:
+    """Signal and noise of every head of both views on a marked prompt → NoiseOnPrompt."""
+
+    pair: PairSpec
+    prompt: Prompt
+    marks: Marks
+    rows: tuple[int, ...] | None = None
+    """Query rows by token of the base's prompt, negative ones from its end; None: the last."""
+    score: Score = "signed"
+    space: Space = "value"
+    answer: str | None = None
+    """Text whose log-probability after the prompt is wanted."""
+
+
+@dataclass(frozen=True)
+class RunBattery:
+    """A grid of needle prompts on both views → BatteryReport."""
+
+    pair: PairSpec
+    battery: BatteryRequest = field(default_factory=BatteryRequest)
+
+
+Request = DescribePair | TokenizePrompt | CaptureView | MapHead | MeasureNoise | RunBattery | CheckClaims
 
 
 @dataclass(frozen=True)
@@ -151,7 +175,7 @@ def to_json(request: Request) -> dict[str, Any]:
 def from_json(data: Mapping[str, Any]) -> Request:
     """Inverse of `to_json`."""
     fields = dict(data)
-    kind = {cls.__name__: cls for cls in (DescribePair, TokenizePrompt, CaptureView, MapHead, CheckClaims)}[fields.pop("kind")]
+    kind = {cls.__name__: cls for cls in get_args(Request)}[fields.pop("kind")]
     fields["pair"] = PairSpec(**fields["pair"])
     if "prompt" in fields:
         fields["prompt"] = Prompt(**fields["prompt"])
@@ -159,6 +183,11 @@ def from_json(data: Mapping[str, Any]) -> Request:
         fields["capture"] = CaptureRequest.from_json(fields["capture"])
     if "claims" in fields:
         fields["claims"] = tuple(fields["claims"])
-    if fields.get("window") is not None:
-        fields["window"] = tuple(fields["window"])
+    if "marks" in fields:
+        fields["marks"] = Marks.from_json(fields["marks"])
+    if "battery" in fields:
+        fields["battery"] = BatteryRequest.from_json(fields["battery"])
+    for name in ("window", "rows"):
+        if fields.get(name) is not None:
+            fields[name] = tuple(fields[name])
     return kind(**fields)

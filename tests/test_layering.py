@@ -21,6 +21,7 @@ LAYERS = (
         "claims_records",
         "dense_statistics",
         "errors",
+        "noise_records",
         "peak_memory",
         "records",
         "requests",
@@ -29,8 +30,8 @@ LAYERS = (
     {"delta_weights", "dex", "diff", "projection"},
     {"attention", "context", "gates"},
     {"adapter", "catalogue", "corpora", "deltas", "fetching", "fingerprint", "merging", "models"}
-    | {"needles", "provenance", "retrieval", "selfcheck", "tokens"},
-    {"headmaps", "recorder", "room", "scores", "snapshot", "snapshot_layout", "stream"},
+    | {"needles", "parts", "provenance", "retrieval", "selfcheck", "tokens"},
+    {"headmaps", "layer_records", "recorder", "room", "scores", "snapshot", "snapshot_layout", "stream"},
     {
         "bench_cases",
         "bench_process",
@@ -43,8 +44,12 @@ LAYERS = (
         "head_scores",
         "head_selection",
         "heldout",
+        "incontext",
+        "incontext_tasks",
         "lora",
         "modelcard",
+        "battery",
+        "needle_noise",
         "needle_scores",
         "plan_file",
         "probes",
@@ -61,7 +66,7 @@ LAYERS = (
     {"__main__", "cli", "commands"},
 )
 """Parts of dexviz from the bottom up: each imports only its own layer and those below it."""
-FIGURES = ("errors", "records", "requests", "figures")
+FIGURES = ("bootstrap", "errors", "noise_records", "records", "requests", "figures")
 """All that figures may import of dexviz."""
 HEAVY = ("torch", "triton", "transformers")
 DOOR = "dexviz.engine"
