@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import platform
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from threading import Event
 from typing import Any
@@ -29,6 +29,7 @@ from dexviz.kernels.operators import Operators, with_operators
 from dexviz.kernels.similarity import linear_cka
 from dexviz.kernels.softmax import AttentionInputs
 from dexviz.kernels.terms import ScoreMap
+from dexviz.layer_records import LayerCalls, SeenLayer, record_of
 from dexviz.models import View
 from dexviz.records import Capture, CaptureRequest, HeadMap, Tokens, TopTokens
 from dexviz.room import estimate
@@ -135,56 +136,39 @@ class _Recording:
         self.layers: dict[int, _LayerResult] = {}
         self.maps: dict[tuple[int, int], HeadMap] = {}
         self.lam: dict[int, float] = {}
-        self._waiting: list[AttentionCall] = []
-        self._gates: dict[int, Tensor] = {}
+        self._calls = LayerCalls(view, self._take_differential)
         self._streamed: tuple[LayerRecord, Streamed] | None = None
 
     def output(self, module: nn.Module, layer: int, inputs: AttentionInputs, operator: DexOperator | None) -> Tensor | None:
         """See `dexviz.attention.Attending`. DIFF may call attention twice a layer: the seam makes those outputs."""
         if self.view.layout.differential:
             return None
-        record = self._record(module, layer, inputs, operator)
+        record = record_of(self.view, module, layer, inputs, operator)
         out_HNE = inputs.v_BGME.new_empty(inputs.heads, self.n, inputs.v_BGME.shape[-1])
         score = score_map(record, self.request.score, self.request.space, fused=True)
         self._streamed = record, self._stream(record, score, out_HNE)
         return out_HNE[None]
 
     def __call__(self, call: AttentionCall) -> None:
-        if not self.view.layout.differential:
-            assert self._streamed is not None, "output was asked for first"
-            record, streamed = self._streamed
-            self._streamed = None
-            self._take(call, record, streamed, call.adapted_BHNE[0])
-        else:
-            self._waiting.append(call)
-            self._take_differential(call.layer)
+        if self.view.layout.differential:
+            self._calls(call)
+            return
+        assert self._streamed is not None, "output was asked for first"
+        record, streamed = self._streamed
+        self._streamed = None
+        self._take(call, record, streamed, call.adapted_BHNE[0])
 
     def gate(self, layer: int, gate_BNP: Tensor) -> None:
-        """See `dexviz.gates.Gated`: λ of DIFF V2, before or after the layer's attention call."""
-        self._gates[layer] = diff.token_lambda(gate_BNP)
-        self._take_differential(layer)
+        """See `dexviz.gates.Gated`."""
+        self._calls.gate(layer, gate_BNP)
 
-    def _take_differential(self, layer: int) -> None:
-        """Take in a layer of a DIFF Transformer once its calls are there, and λ where the layer makes it from the tokens."""
-        convention = self.view.layout.differential
-        assert convention is not None
-        calls = [call for call in self._waiting if call.layer == layer]
-        if len(calls) < convention.calls or (convention.tokenwise and layer not in self._gates):
-            return
-        self._waiting.clear()
-        last = calls[-1]
-        lam = self._gates.pop(layer) if convention.tokenwise else diff.layer_lambda(last.module)
-        self.lam[layer] = float(lam.mean()) if isinstance(lam, Tensor) else lam
-        o_HNE = torch.cat([call.o_BHNE[0] for call in calls], dim=-1)
-        record = replace(self._record(last.module, layer, diff.joined([call.inputs for call in calls]), None), lam=lam)
+    def _take_differential(self, seen: SeenLayer) -> None:
+        record, o_HNE = seen.record, seen.o_HNE
+        assert record.differential is not None
+        self.lam[record.layer] = float(record.lam.mean()) if isinstance(record.lam, Tensor) else record.lam
         score = score_map(record, self.request.score, self.request.space, o_HNE)
-        output = diff.logical_output(convention, o_HNE, lam) if self.logical else o_HNE
-        self._take(last, record, self._stream(record, score, None), output)
-
-    def _record(self, module: nn.Module, layer: int, inputs: AttentionInputs, operator: DexOperator | None) -> LayerRecord:
-        layout, adapter = self.view.layout, self.view.adapter
-        deltas = adapter.deltas if adapter is not None else None
-        return LayerRecord(layer, module, inputs, operator, layout.projections.get(layer), layout.differential, deltas)
+        output = diff.logical_output(record.differential, o_HNE, record.lam) if self.logical else o_HNE
+        self._take(seen.call, record, self._stream(record, score, None), output)
 
     def _stream(self, record: LayerRecord, score: ScoreMap, out_HNE: Tensor | None) -> Streamed:
         request = self.request
@@ -210,7 +194,7 @@ class _Recording:
     def finish(self) -> None:
         """Raise unless every layer that has attention was seen, and every map was made."""
         missing = set(self.view.layout.modules) - set(self.layers)
-        if missing or self._waiting:
+        if missing or not self._calls.complete:
             raise CaptureError("every attention layer in the pass", f"none of {sorted(missing)}", "Report this model.")
         if lost := set(self.request.maps) - set(self.maps):
             raise CaptureError("maps of layers that have softmax attention", str(sorted(lost)), "Choose other layers.")
