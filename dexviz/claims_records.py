@@ -46,7 +46,7 @@ class ClaimsRequest:
             (self.seed >= 0, "a seed of 0 or more", self.seed),
             (2 <= self.orders <= 1000, "2 to 1,000 orders of the examples", self.orders),
             (1 <= self.prompts <= 1000, "1 to 1,000 prompts", self.prompts),
-            (2 <= self.tokens, "prompts of at least 2 tokens", self.tokens),
+            (self.tokens >= 2, "prompts of at least 2 tokens", self.tokens),
         ):
             if not sound:
                 raise EvaluationError(expected, str(got), "Correct what is asked of the claims.")

@@ -21,11 +21,8 @@ from dexviz.models import ModelPair, View, no_tokenizer
 from dexviz.needle_scores import NeedleRow, summarise
 from dexviz.needles import DEPTHS, DISTRACTORS, LENGTHS, Needle, NeedleMaker
 from dexviz.provenance import of_pair, second_view
-from dexviz.questions import score
+from dexviz.questions import Progress, score, stage
 from dexviz.speed import ROUNDS, TOKENS, Speed, measure_speed
-
-Progress = Callable[[str, int, int], None]
-"""Called with what is measured, the steps done and their number; what it raises stops the evaluation."""
 
 
 @dataclass(frozen=True)
@@ -168,18 +165,14 @@ def evaluate(pair: ModelPair, config: EvalConfig | None = None, progress: Progre
         seed=config.seed,
     )
     prompts = _needles(pair.base, context, config)
-    held_out = _held_out(pair.base, variant, pieces, config.bootstrap(), _stage(progress, "held-out loss"))
+    held_out = _held_out(pair.base, variant, pieces, config.bootstrap(), stage(progress, "held-out loss"))
     needles = _score(pair.base, variant, prompts, config.bootstrap(), progress) if prompts else None
     speed = None
     if config.speed:
-        step = _stage(progress, "speed")
+        step = stage(progress, "speed")
         speed = measure_speed(pair, tokens=min(TOKENS, context), rounds=config.rounds, seed=config.seed, progress=step)
     provenance = {**of_pair(pair), "seconds": round(time.perf_counter() - start, 3)}
     return Evaluation(config, held_out, needles, speed, _parameters(pair), provenance)
-
-
-def _stage(progress: Progress | None, name: str) -> Callable[[int, int], None] | None:
-    return None if progress is None else lambda done, total: progress(name, done, total)
 
 
 def _held_out(
@@ -222,8 +215,8 @@ def _needles(base: View, context: int, config: EvalConfig) -> list[Needle]:
 def _score(
     base: View, variant: View | None, needles: list[Needle], bootstrap: Bootstrap, progress: Progress | None
 ) -> NeedleResult:
-    base_PC = score(base, needles, _stage(progress, "needles, base"))
-    variant_PC = None if variant is None else score(variant, needles, _stage(progress, "needles, variant"))
+    base_PC = score(base, needles, stage(progress, "needles, base"))
+    variant_PC = None if variant is None else score(variant, needles, stage(progress, "needles, variant"))
     return NeedleResult(len(needles), DISTRACTORS + 1, summarise(needles, base_PC, variant_PC, bootstrap))
 
 

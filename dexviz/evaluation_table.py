@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dexviz.bootstrap import Comparison, Interval
 from dexviz.needle_scores import NeedleRow
 from dexviz.speed import Speed, Timing
+from dexviz.text_table import ABSENT, comparison, interval, row
 
 if TYPE_CHECKING:
     from dexviz.evaluation import Evaluation, HeldOutResult, NeedleResult
-
-_LABEL, _CELL = 26, 26
 
 
 def table(result: Evaluation) -> str:
@@ -29,29 +27,6 @@ def table(result: Evaluation) -> str:
     if result.speed is not None:
         lines += ["", *_speed(result.speed)]
     return "\n".join(line.rstrip() for line in lines)
-
-
-def _row(label: str, *cells: str) -> str:
-    return f"{label:<{_LABEL}}" + "".join(f"{cell:<{_CELL}}" for cell in cells)
-
-
-def _interval(value: Interval | None, digits: int, *, signed: bool = False, scale: float = 1.0, unit: str = "") -> str:
-    if value is None:
-        return "—"
-    form = f"{'+' if signed else ''}.{digits}f"
-    text = f"{scale * value.mean:{form}}{unit}"
-    if value.low is not None and value.high is not None:
-        text += f" [{scale * value.low:{form}}, {scale * value.high:{form}}]"
-    return text
-
-
-def _comparison(label: str, value: Comparison, digits: int, *, scale: float = 1.0, unit: str = "", change: str = "") -> str:
-    return _row(
-        label,
-        _interval(value.base, digits, scale=scale, unit=unit),
-        _interval(value.variant, digits, scale=scale, unit=unit),
-        _interval(value.change, digits, signed=True, scale=scale, unit=change or unit),
-    )
 
 
 def _parameters(counts: dict[str, int | None]) -> str:
@@ -72,13 +47,11 @@ def _held_out(result: HeldOutResult) -> list[str]:
             f"Not read: at the ends of documents {result.unread_tokens:,} tokens; of fewer than two tokens "
             f"{result.skipped_documents:,} documents."
         )
-    lines += [_row("", "base", "variant", "change"), _comparison("loss, nats/token", result.loss, 4)]
-    lines += [_row("loss, change in %", "", "", _interval(result.loss_percent, 2, signed=True))]
-    lines += [_comparison("perplexity, change in %", result.perplexity, 2)]
+    lines += [row("", "base", "variant", "change"), comparison("loss, nats/token", result.loss, 4)]
+    lines += [row("loss, change in %", "", "", interval(result.loss_percent, 2, signed=True))]
+    lines += [comparison("perplexity, change in %", result.perplexity, 2)]
     if result.kl is not None:
-        lines.append(
-            _row("KL(base‖variant), nats", "", f"{_interval(result.kl, 4)}", f"largest of a token {result.kl_max:.3f}")
-        )
+        lines.append(row("KL(base‖variant), nats", "", f"{interval(result.kl, 4)}", f"largest of a token {result.kl_max:.3f}"))
     elif result.loss.variant is not None:
         lines.append("KL: none, since the two models' vocabularies differ in size.")
     return lines
@@ -86,31 +59,31 @@ def _held_out(result: HeldOutResult) -> list[str]:
 
 def _needles(result: NeedleResult) -> list[str]:
     chance = 100 / result.candidates
-    accuracy = [_comparison(_which(row), row.accuracy, 0, scale=100) for row in result.rows]
-    margin = [_comparison(_which(row), row.margin, 2) for row in result.rows]
+    accuracy = [comparison(_which(part), part.accuracy, 0, scale=100) for part in result.rows]
+    margin = [comparison(_which(part), part.margin, 2) for part in result.rows]
     return [
         f"Needle task: {result.prompts} prompts, right answer out of {result.candidates}, all of them in the prose; chance is "
         f"{chance:g} %.",
-        _row("accuracy, %", "base", "variant", "change, points"),
+        row("accuracy, %", "base", "variant", "change, points"),
         *accuracy,
-        _row("margin, nats", "base", "variant", "change"),
+        row("margin, nats", "base", "variant", "change"),
         *margin,
     ]
 
 
-def _which(row: NeedleRow) -> str:
-    if row.length is not None:
-        return f"  {row.length:,} tokens"
-    return f"  depth {row.depth:g}" if row.depth is not None else "  all"
+def _which(part: NeedleRow) -> str:
+    if part.length is not None:
+        return f"  {part.length:,} tokens"
+    return f"  depth {part.depth:g}" if part.depth is not None else "  all"
 
 
 def _speed(speed: Speed) -> list[str]:
     lines = [
         f"Speed: forward pass of {speed.tokens:,} tokens, {speed.rounds} rounds in turns, {speed.threads} threads.",
-        _row("", "median", "fastest", "× base, median of rounds"),
+        row("", "median", "fastest", "× base, median of rounds"),
     ]
     for name, timing in (("base", speed.base), ("variant, unmerged", speed.variant), ("merged", speed.merged)):
-        lines.append(_row(name, *_timing(timing)))
+        lines.append(row(name, *_timing(timing)))
     if speed.reason:
         lines.append(f"Not merged: {speed.reason}")
     return lines
@@ -118,5 +91,5 @@ def _speed(speed: Speed) -> list[str]:
 
 def _timing(timing: Timing | None) -> tuple[str, ...]:
     if timing is None:
-        return ("—", "—", "—")
+        return (ABSENT, ABSENT, ABSENT)
     return f"{1000 * timing.median:.1f} ms", f"{1000 * timing.fastest:.1f} ms", f"{timing.ratio:.3f}"

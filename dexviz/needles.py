@@ -20,6 +20,7 @@ import numpy as np
 
 from dexviz.corpora import held_out_text
 from dexviz.errors import PromptError
+from dexviz.parts import encode, encode_answers, start_ids
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -141,8 +142,7 @@ class NeedleMaker:
         self.max_tokens = max_tokens
         prose = held_out_text() if text is None else text
         self._sentences = [ids for s in _SENTENCE.split(prose.strip()) if len(ids := self._encode(f" {s}"))]
-        first = tokenizer("a")["input_ids"][:1]
-        self._start = np.asarray(first if first == [tokenizer.bos_token_id] else [], dtype=np.int64)
+        self._start = start_ids(tokenizer)
 
     def lengths(self, wanted: Sequence[int] = LENGTHS) -> tuple[int, ...]:
         """Prompt lengths that the model's context allows: longer ones are cut to it, and none comes twice."""
@@ -168,8 +168,7 @@ class NeedleMaker:
         kind = str(draw.choice(KINDS)) if kind is None else kind
         names = _names(draw, DISTRACTORS + 1)
         values = _values(draw, kind, DISTRACTORS + 1)
-        candidates = tuple(self._encode(f" {value}") for value in values)
-        self._check_distinct(candidates, values)
+        candidates = encode_answers(self._tokenizer, values)
         facts = [self._fact(kind, name, answer) for name, answer in zip(names, candidates, strict=True)]
         stem = f"{kind} of {names[0]} is"
         question = self._encode(f"\nQuestion: What is the {stem[:-3]}?\nAnswer: The {stem}")
@@ -204,18 +203,11 @@ class NeedleMaker:
         ]
 
     def _encode(self, text: str) -> np.ndarray:
-        ids = self._tokenizer(text, add_special_tokens=False, truncation=False, verbose=False)["input_ids"]
-        return np.asarray(ids, dtype=np.int64)
+        return encode(self._tokenizer, text)
 
     def _fact(self, kind: str, name: str, answer: np.ndarray) -> _Fact:
         stem = self._encode(f" The {kind} of {name} is")
         return _Fact(np.concatenate([stem, answer, self._encode(".")]), (len(stem), len(stem) + len(answer)))
-
-    def _check_distinct(self, candidates: Sequence[np.ndarray], values: Sequence[str]) -> None:
-        if len({tuple(ids.tolist()) for ids in candidates}) < len(candidates) or not all(map(len, candidates)):
-            raise PromptError(
-                "a tokenizer that tells answers apart", f"the same tokens for some of {', '.join(values)}", "Leave needles out."
-            )
 
     def _prose(self, draw: np.random.Generator, room: int) -> list[np.ndarray]:
         """Consecutive sentences of exactly `room` tokens in all; the first one loses its beginning."""

@@ -24,8 +24,17 @@ from dexviz.models import View
 
 Path = tuple[int, ...]
 """Token ids between a context and the last token of an answer, which predicts nothing that is wanted."""
+Progress = Callable[[str, int, int], None]
+"""Called with what is measured, the steps done and their number; what it raises stops the measurement."""
+OnStep = Callable[[int, int], None]
+"""The same of one stage."""
 _BATCH_TOKENS = 1024
 """Tokens that follow a context in one batch, padding included: bounds the logits that are held at a time."""
+
+
+def stage(progress: Progress | None, name: str) -> OnStep | None:
+    """Progress of the stage of that name."""
+    return None if progress is None else lambda done, total: progress(name, done, total)
 
 
 class Question(Protocol):
@@ -45,7 +54,7 @@ def log_likelihoods(view: View, question: Question) -> np.ndarray:
     return log_likelihoods_after(view, question.ids, [np.zeros(0, dtype=np.int64)], [question.candidates])[0]
 
 
-def score(view: View, questions: Sequence[Question], progress: Callable[[int, int], None] | None = None) -> np.ndarray:
+def score(view: View, questions: Sequence[Question], progress: OnStep | None = None) -> np.ndarray:
     """Log-likelihoods of all candidates of questions with the same number of them, in nats: float64 [P, C]."""
     rows = []
     for done, question in enumerate(questions, start=1):

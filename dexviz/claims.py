@@ -1,0 +1,104 @@
+"""Looking into the papers' claims for any pair: in-context learning, contradicted contexts, activation outliers.
+
+The first two need a model that reads prose. The language of `dexviz.retrieval` has no word that they use, so for its models
+they are refused, and activations are read on sequences of that language.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from threading import Event
+
+import numpy as np
+
+from dexviz.claims_records import CONTRADICTION, IN_CONTEXT, OUTLIERS, ClaimsReport, ClaimsRequest
+from dexviz.contradictions import contradictions
+from dexviz.errors import Cancelled, EvaluationError
+from dexviz.heldout import PROTOCOL, held_out_blocks
+from dexviz.incontext import in_context
+from dexviz.models import ModelPair, View, no_tokenizer
+from dexviz.outliers import outliers
+from dexviz.provenance import of_pair, second_view
+from dexviz.questions import Progress
+from dexviz.retrieval import FACT, MOST_FACTS, WORDS, draw
+
+_PROSE = {IN_CONTEXT: "examples and items", CONTRADICTION: "contexts and questions"}
+
+
+def noise_claims(
+    pair: ModelPair, request: ClaimsRequest | None = None, *, progress: Progress | None = None, cancel: Event | None = None
+) -> ClaimsReport:
+    """Measure the claims that are asked for, in base and variant; without a variant, in the base alone.
+
+    Args:
+        progress: called with what is measured, the steps done and their number.
+        cancel: set it from another thread to stop at the next step.
+
+    Raises:
+        EvaluationError: none of the claims can be looked into in this pair.
+        PromptError: the models' context is too short.
+        ModelError: there is no tokenizer.
+        Cancelled: `cancel` was set.
+    """
+    request = request or ClaimsRequest()
+    if pair.base.loaded.tokenizer is None:
+        raise no_tokenizer(pair.base.loaded)
+    start = time.perf_counter()
+    refused = _refused(pair, request)
+    wanted = [claim for claim in request.claims if claim not in refused]
+    base, variant, draws, step = pair.base, second_view(pair), request.bootstrap(), _step(progress, cancel)
+    answered = contradiction = activations = None
+    if IN_CONTEXT in wanted:
+        answered = in_context(base, variant, orders=request.orders, seed=request.seed, bootstrap=draws, progress=step)
+    if CONTRADICTION in wanted:
+        contradiction = contradictions(base, variant, bootstrap=draws, progress=step)
+    if OUTLIERS in wanted:
+        prompts, source = _prompts(pair, request)
+        activations = outliers(base, variant, prompts, source, bootstrap=draws, progress=step)
+    provenance = {**of_pair(pair), "seconds": round(time.perf_counter() - start, 3)}
+    return ClaimsReport(request, answered, contradiction, activations, refused, provenance)
+
+
+def speaks_retrieval(view: View) -> bool:
+    """Whether a view knows the words of `dexviz.retrieval` and no others."""
+    tokenizer = view.loaded.tokenizer
+    return tokenizer is not None and set(tokenizer.get_vocab()) == set(WORDS)
+
+
+def _refused(pair: ModelPair, request: ClaimsRequest) -> dict[str, str]:
+    """Claims that need prose, where the pair does not read any → why."""
+    if not speaks_retrieval(pair.base):
+        return {}
+    known = f"{pair.base.loaded.name}, whose vocabulary is the {len(WORDS)} words of the retrieval language"
+    errors = {
+        claim: EvaluationError(
+            f"a model that reads prose, as the {_PROSE[claim]} are written in it", known, "Ask for outliers."
+        )
+        for claim in request.claims
+        if claim in _PROSE
+    }
+    if len(errors) == len(set(request.claims)):
+        raise next(iter(errors.values()))
+    return {claim: str(error) for claim, error in errors.items()}
+
+
+def _step(progress: Progress | None, cancel: Event | None) -> Progress:
+    def step(name: str, done: int, total: int) -> None:
+        if cancel is not None and cancel.is_set():
+            raise Cancelled
+        if progress is not None:
+            progress(name, done, total)
+
+    return step
+
+
+def _prompts(pair: ModelPair, request: ClaimsRequest) -> tuple[Sequence[np.ndarray], str]:
+    """Token ids of the prompts whose activations are read, int64 [N] each, and what they are."""
+    tokens = min(request.tokens, pair.base.loaded.max_tokens, pair.variant.loaded.max_tokens)
+    if speaks_retrieval(pair.base):
+        facts = max(1, min(MOST_FACTS, (tokens - FACT - 1) // FACT))
+        return list(draw(np.random.default_rng(request.seed), request.prompts, facts).prompts()), "retrieval language"
+    blocks = held_out_blocks(pair.base, tokens)
+    chosen = np.unique(np.linspace(0, len(blocks) - 1, min(request.prompts, len(blocks))).round().astype(int))
+    return list(blocks[chosen]), PROTOCOL
