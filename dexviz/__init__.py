@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dexviz.battery import noise_battery as noise_battery
     from dexviz.budget import Estimate as Estimate
     from dexviz.errors import (
         AdapterError as AdapterError,
@@ -26,6 +27,13 @@ if TYPE_CHECKING:
     from dexviz.fetching import fetch as fetch
     from dexviz.merging import merge as merge
     from dexviz.models import ModelPair as ModelPair, View as View, load_pair as load_pair
+    from dexviz.needle_noise import noise as noise
+    from dexviz.noise_records import (
+        BatteryReport as BatteryReport,
+        BatteryRequest as BatteryRequest,
+        Marks as Marks,
+        NoiseOnPrompt as NoiseOnPrompt,
+    )
     from dexviz.recorder import capture as capture
     from dexviz.records import (
         Capture as Capture,
@@ -41,6 +49,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
+    "battery": ("noise_battery",),
     "budget": ("Estimate",),
     "errors": (
         "AdapterError",
@@ -58,6 +67,8 @@ _HOME = {
     "fetching": ("fetch",),
     "merging": ("merge",),
     "models": ("ModelPair", "View", "load_pair"),
+    "needle_noise": ("noise",),
+    "noise_records": ("BatteryReport", "BatteryRequest", "Marks", "NoiseOnPrompt"),
     "recorder": ("capture",),
     "records": ("Capture", "CaptureRequest", "HeadMap", "ProbeResult", "Tokens", "TopTokens"),
     "room": ("estimate",),

@@ -7,7 +7,7 @@ models on the same units is the same ratio of `variant − base`, so both are dr
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -87,12 +87,31 @@ class Bootstrap:
             return Comparison(self.ratio(base, weights, unit=unit))
         return Comparison(*(self.ratio(totals, weights, unit=unit) for totals in (base, variant, variant - base)))
 
+    def of(self, statistic: Callable[[np.ndarray], np.ndarray], units: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """A statistic of many numbers at once, with its interval: (value, low, high), each of the statistic's shape.
+
+        Args:
+            statistic: from how often each unit is drawn, float64 [R, units], to its value in each resample, [R, …]. Resamples
+                are those of `ratio`; a difference of two numbers within it is paired.
+            units: how many there are; the ends of one unit's interval are NaN.
+        """
+        value = statistic(np.ones((1, units)))[0]
+        if units == 1:
+            return value, np.full_like(value, np.nan), np.full_like(value, np.nan)
+        low, high = np.quantile(statistic(self._counts(units)), [(1 - self.level) / 2, (1 + self.level) / 2], axis=0)
+        return value, low, high
+
+    def _counts(self, units: int) -> np.ndarray:
+        """How often each unit is in each resample, float64 [resamples, units]."""
+        counts = [np.apply_along_axis(np.bincount, 1, chosen, minlength=units) for chosen in self._draws(units)]
+        return np.concatenate(counts).astype(np.float64)
+
+    def _draws(self, units: int) -> Iterator[np.ndarray]:
+        """Drawn units, int64 [R, units] a batch of resamples."""
+        draw, step = np.random.default_rng(self.seed), max(1, _BATCH_ENTRIES // units)
+        for start in range(0, self.resamples, step):
+            yield draw.integers(units, size=(min(step, self.resamples - start), units))
+
     def _resampled(self, totals: np.ndarray, weights: np.ndarray) -> np.ndarray:
         """The ratio in each resample, [resamples]."""
-        units, draw = len(totals), np.random.default_rng(self.seed)
-        ratios = np.empty(self.resamples)
-        step = max(1, _BATCH_ENTRIES // units)
-        for start in range(0, self.resamples, step):
-            chosen = draw.integers(units, size=(min(step, self.resamples - start), units))
-            ratios[start : start + step] = totals[chosen].sum(axis=1) / weights[chosen].sum(axis=1)
-        return ratios
+        return np.concatenate([totals[chosen].sum(axis=1) / weights[chosen].sum(axis=1) for chosen in self._draws(len(totals))])

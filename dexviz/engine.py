@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from dexviz import catalogue
 from dexviz.errors import DexvizError
-from dexviz.requests import CaptureView, MapHead, ModelInfo, PairSpec, Progress, Request
+from dexviz.requests import CaptureView, MapHead, MeasureNoise, ModelInfo, PairSpec, Progress, Request, RunBattery
 from dexviz.tasks import Task
 
 OnProgress = Callable[[Progress], None]
@@ -69,7 +69,7 @@ class LocalEngine:
     def submit(self, request: Request) -> str:
         """See Engine."""
         ticket, task = uuid.uuid4().hex, Task()
-        pool = self._passes if isinstance(request, CaptureView | MapHead) else self._light
+        pool = self._passes if isinstance(request, CaptureView | MapHead | MeasureNoise | RunBattery) else self._light
         with self._lock:
             self._forget_old()
             self._tasks[ticket] = task

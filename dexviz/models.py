@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,19 +78,31 @@ class View:
 
 @dataclass(frozen=True, eq=False)
 class ModelPair:
-    """Two views with one tokenizer. With neither adapter nor variant, both are the base."""
+    """Two views. With neither adapter nor variant, both are the base.
+
+    Two models with different tokenizers can be measured on the same text (`dexviz.noise`), but have no tokens in common to put
+    their maps over each other: `tokenize` refuses them.
+    """
 
     base: View
     variant: View
+
+    @cached_property
+    def same_tokenizer(self) -> bool:
+        """Whether both views read a prompt as the same tokens; a model without a tokenizer reads what it is given."""
+        base, variant = self.base.loaded.tokenizer, self.variant.loaded.tokenizer
+        return base is variant or base is None or variant is None or base.get_vocab() == variant.get_vocab()
 
     def tokenize(self, text: str, *, chat: bool = False) -> Tokens:
         """The prompt as both views read it.
 
         Raises:
             PromptError: empty, or longer than the models' context.
+            ModelError: no tokenizer, or two different ones.
         """
         from dexviz.tokens import tokenize
 
+        self.check_tokenizers()
         if self.base.loaded.tokenizer is None:
             raise ModelError(
                 "a model with a tokenizer",
@@ -98,6 +111,15 @@ class ModelPair:
             )
         limit = min(self.base.loaded.max_tokens, self.variant.loaded.max_tokens)
         return tokenize(self.base.loaded.tokenizer, text, chat=chat, max_tokens=limit)
+
+    def check_tokenizers(self) -> None:
+        """Raise a ModelError unless both views read a prompt as the same tokens."""
+        if not self.same_tokenizer:
+            raise ModelError(
+                "two models with the same tokenizer, so that their tokens can be put side by side",
+                f"{self.base.loaded.name} and {self.variant.loaded.name}, which differ",
+                "Compare models of one family; noise on a marked prompt is measured by characters and works with these.",
+            )
 
 
 def load_pair(
@@ -114,7 +136,7 @@ def load_pair(
     Args:
         base: known name, hub id or folder; may be left out where the adapter names its base.
         adapter: "default", a known name, hub id or folder of a DEX adapter.
-        variant: a second model with the same tokenizer; excludes `adapter`.
+        variant: a second model, with the same tokenizer for all that lies on tokens; excludes `adapter`.
         device: "cpu", "cuda", …; default $DEXVIZ_DEVICE, else CUDA where there is one.
         dtype: "float32", "bfloat16" or "float16"; default bfloat16 on CUDA, float32 on the CPU.
         force: turn the adapter's fingerprint mismatch into a warning.
@@ -137,13 +159,12 @@ def make_pair(
 
     Raises:
         AdapterError: the adapter is damaged or belongs to another model.
-        ModelError: the two models do not share a tokenizer.
+        ModelError: both an adapter and a variant.
     """
     if adapter is not None and variant is not None:
         raise ModelError("an adapter or a variant", "both", "Leave one of them out.")
     base = View("base", loaded, title=loaded.name)
     if variant is not None:
-        _check_tokenizers(loaded, variant)
         return ModelPair(base, View("variant", variant, title=variant.name))
     if adapter is None:
         return ModelPair(base, View("variant", loaded, title=loaded.name))
@@ -250,17 +271,6 @@ def choose_dtype(wanted: str | None, device: torch.device) -> torch.dtype:
     if wanted not in _DTYPES:
         raise ModelError(f"a dtype out of {', '.join(_DTYPES)}", repr(wanted), "Change --dtype.")
     return _DTYPES[wanted]
-
-
-def _check_tokenizers(base: LoadedModel, variant: LoadedModel) -> None:
-    if base.tokenizer is None or variant.tokenizer is None:
-        return
-    if base.tokenizer.get_vocab() != variant.tokenizer.get_vocab():
-        raise ModelError(
-            "two models with the same tokenizer",
-            f"{base.name} and {variant.name}, which differ",
-            "Compare models of one family.",
-        )
 
 
 def _first_line(error: Exception) -> str:

@@ -91,51 +91,56 @@ class NoiseOnPrompt:
     score: Score
     space: Space
     base_read: MarkedTokens
-    variant_read: MarkedTokens
-    """Differs from `base_read` where the two models have different tokenizers."""
+    variant_read: MarkedTokens | None
+    """Other tokens than those of `base_read` where the two models have different tokenizers."""
     base: HeadNoise
-    variant: HeadNoise
+    variant: HeadNoise | None
+    """None where the pair is a base alone."""
     answer: str | None
     answer_log_probability: Mapping[ViewName, float] | None
     """View → log-probability of the answer after the prompt, nats; None where no answer was given."""
     provenance: Mapping[str, Any]
 
-    def read(self, view: ViewName) -> MarkedTokens:
-        return self.base_read if view == "base" else self.variant_read
-
-    def heads(self, view: ViewName) -> HeadNoise:
-        return self.base if view == "base" else self.variant
+    @property
+    def same_heads(self) -> bool:
+        """Whether head (l, h) of the variant is that of the base, so that a change per head means something: DEX."""
+        return self.variant is not None and bool(self.provenance.get("adapter"))
 
     def to_json(self) -> dict[str, Any]:
         """JSON-ready; NaN becomes null."""
-        views: dict[str, Any] = {}
-        for view in ("base", "variant"):
-            read, heads = self.read(view), self.heads(view)
-            views[view] = {
-                "tokens": len(read.tokens),
-                "needle": [list(span) for span in read.needle],
-                "question": read.question,
-                "rows": list(read.rows),
-                "mean": {name: plain(value) for name, value in heads.over_heads().items()},
-                "heads": {name: plain(getattr(heads, name)) for name in MEASURES},
-                "answer_log_probability": None if self.answer_log_probability is None else self.answer_log_probability[view],
-            }
+        answers: Mapping[ViewName, float] = self.answer_log_probability or {}
         return {
             "marks": asdict(self.marks),
             "score": self.score,
             "space": self.space,
             "answer": self.answer,
-            **views,
+            "base": _view(self.base_read, self.base, answers.get("base")),
+            "variant": None
+            if self.variant is None or self.variant_read is None
+            else _view(self.variant_read, self.variant, answers.get("variant")),
             "provenance": dict(self.provenance),
         }
+
+
+def _view(read: MarkedTokens, heads: HeadNoise, answer: float | None) -> dict[str, Any]:
+    return {
+        "tokens": len(read.tokens),
+        "needle": [list(span) for span in read.needle],
+        "question": None if read.question is None else list(read.question),
+        "rows": list(read.rows),
+        "mean": {name: plain(value) for name, value in heads.over_heads().items()},
+        "heads": {name: plain(getattr(heads, name)) for name in MEASURES},
+        "answer_log_probability": answer,
+    }
 
 
 @dataclass(frozen=True)
 class BatteryRequest:
     """A grid of needle prompts; they are made up, so that every number can be made again from this."""
 
-    lengths: tuple[int, ...] = (256, 512)
-    """Tokens a prompt; longer ones than the models read are cut to what they do."""
+    lengths: tuple[int, ...] | None = None
+    """Tokens a prompt; longer ones than the models read are cut to what they do. None: 256 and 512 in prose, and up to what the
+    pair was trained on in the retrieval language."""
     depths: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
     """Where the fact stands: 0 before all else, 1 right before the question."""
     per_cell: int = 4
@@ -145,18 +150,20 @@ class BatteryRequest:
     space: Space = "value"
 
     def __post_init__(self) -> None:
-        fine = self.lengths and self.depths and self.per_cell >= 1 and min(self.lengths, default=0) >= 1
+        lengths = (1,) if self.lengths is None else self.lengths
+        fine = lengths and self.depths and self.per_cell >= 1 and min(lengths, default=0) >= 1 and self.seed >= 0
         if not fine or not all(0 <= depth <= 1 for depth in self.depths):
             raise PromptError(
-                "lengths of at least one token, depths between 0 and 1, at least one prompt a cell",
-                f"lengths {self.lengths}, depths {self.depths}, {self.per_cell} a cell",
+                "lengths of at least one token, depths between 0 and 1, at least one prompt a cell, a seed of 0 or more",
+                f"lengths {self.lengths}, depths {self.depths}, {self.per_cell} a cell, seed {self.seed}",
                 "Correct the battery.",
             )
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> BatteryRequest:
         """Inverse of `dataclasses.asdict`."""
-        return cls(**{**data, "lengths": tuple(data["lengths"]), "depths": tuple(data["depths"])})
+        lengths = None if data["lengths"] is None else tuple(data["lengths"])
+        return cls(**{**data, "lengths": lengths, "depths": tuple(data["depths"])})
 
 
 @dataclass(frozen=True)

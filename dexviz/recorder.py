@@ -77,7 +77,7 @@ def capture(
     ids = torch.from_numpy(tokens.ids)[None].to(view.model.device)
     try:
         with torch.inference_mode(), view.active(recording):
-            logits = view.model(input_ids=ids, use_cache=False, **_last_only(view)).logits[0, -1]
+            logits = view.model(input_ids=ids, use_cache=False, **last_only(view)).logits[0, -1]
     except torch.OutOfMemoryError as error:
         raise BudgetError(
             f"room for {len(tokens):,} tokens on {view.model.device}", str(error), "Shorten the prompt."
@@ -94,7 +94,7 @@ def _dropped(record: LayerRecord) -> None:
     pass
 
 
-def _last_only(view: View) -> dict[str, int]:
+def last_only(view: View) -> dict[str, int]:
     """Keeps the model from computing logits at every position, where it can."""
     return {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(view.model.forward).parameters else {}
 

@@ -14,9 +14,21 @@ from dexviz.headmaps import head_map
 from dexviz.models import LoadedModel, ModelPair, View, load_model, make_pair
 from dexviz.recorder import capture
 from dexviz.records import PROJECTIONS, Capture, CaptureRequest, HeadMap, Tokens, head_name
-from dexviz.requests import CaptureView, DescribePair, MapHead, PairInfo, PairSpec, Prompt, Request, TokenizePrompt
+from dexviz.requests import (
+    CaptureView,
+    DescribePair,
+    MapHead,
+    MeasureNoise,
+    PairInfo,
+    PairSpec,
+    Prompt,
+    Request,
+    RunBattery,
+    TokenizePrompt,
+)
 from dexviz.room import size_of
 from dexviz.scores import LayerRecord
+from dexviz.serving_noise import NoiseHandlers
 from dexviz.tasks import Task
 
 MODELS_KEPT = 3
@@ -53,11 +65,14 @@ class Server:
         self._state = threading.Lock()
         self._loading = threading.Lock()
         self._device = threading.Lock()
+        noise = NoiseHandlers(self.pair, self._device)
         self._handlers: dict[type, Callable[[Any, Task], Any]] = {
             DescribePair: self._describe,
             TokenizePrompt: self._tokenize,
             CaptureView: self._capture,
             MapHead: self._map_head,
+            MeasureNoise: noise.measure,
+            RunBattery: noise.battery,
         }
 
     def serve(self, request: Request, task: Task) -> Any:

@@ -63,6 +63,20 @@ def tokenize(tokenizer: PreTrainedTokenizerBase, text: str, *, chat: bool = Fals
     return Tokens(ids, labels, text, _offsets(encoded["offset_mapping"]), special)
 
 
+def typed_at(tokenizer: PreTrainedTokenizerBase, text: str) -> int:
+    """How far the chat template moves a prompt: what to add to a character's place in `text` for its place in `Tokens.text`.
+
+    Raises:
+        PromptError: there is no chat template, or it changes the prompt itself.
+    """
+    made, mark = _apply_template(tokenizer, text), "\ue000"
+    before = _apply_template(tokenizer, mark).partition(mark)[0]
+    for typed in (text, text.strip()):
+        if made.startswith(typed, len(before)):
+            return len(before) - text.index(typed)
+    raise PromptError("a chat template that keeps the prompt as it is", "one that changes it", "Switch the chat template off.")
+
+
 def label_ids(tokenizer: PreTrainedTokenizerBase, ids: Iterable[int]) -> tuple[str, ...]:
     """Labels of tokens that do not follow each other, such as candidates for the next one."""
     return tuple(label for i in ids for label in _labels(tokenizer, [int(i)]))
