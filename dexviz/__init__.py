@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dexviz.battery import noise_battery as noise_battery
     from dexviz.budget import Estimate as Estimate
+    from dexviz.claims import noise_claims as noise_claims
+    from dexviz.claims_records import ClaimsReport as ClaimsReport, ClaimsRequest as ClaimsRequest
     from dexviz.errors import (
         AdapterError as AdapterError,
         BudgetError as BudgetError,
@@ -51,6 +53,8 @@ __version__ = "0.1.0"
 _HOME = {
     "battery": ("noise_battery",),
     "budget": ("Estimate",),
+    "claims": ("noise_claims",),
+    "claims_records": ("ClaimsReport", "ClaimsRequest"),
     "errors": (
         "AdapterError",
         "BudgetError",

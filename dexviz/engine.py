@@ -16,10 +16,11 @@ from typing import Any, Protocol
 
 from dexviz import catalogue
 from dexviz.errors import DexvizError
-from dexviz.requests import CaptureView, MapHead, MeasureNoise, ModelInfo, PairSpec, Progress, Request, RunBattery
+from dexviz.requests import CaptureView, CheckClaims, MapHead, MeasureNoise, ModelInfo, PairSpec, Progress, Request, RunBattery
 from dexviz.tasks import Task
 
 OnProgress = Callable[[Progress], None]
+_PASSES = CaptureView | MapHead | MeasureNoise | RunBattery | CheckClaims
 _PASS_WORKERS, _LIGHT_WORKERS = 2, 4
 """Threads for passes over the device, which take turns there, and for what must not wait behind them."""
 _DELIVERED_KEPT, _FINISHED_KEPT = 256, 16
@@ -69,7 +70,7 @@ class LocalEngine:
     def submit(self, request: Request) -> str:
         """See Engine."""
         ticket, task = uuid.uuid4().hex, Task()
-        pool = self._passes if isinstance(request, CaptureView | MapHead | MeasureNoise | RunBattery) else self._light
+        pool = self._passes if isinstance(request, _PASSES) else self._light
         with self._lock:
             self._forget_old()
             self._tasks[ticket] = task

@@ -16,6 +16,7 @@ from dexviz.recorder import capture
 from dexviz.records import PROJECTIONS, Capture, CaptureRequest, HeadMap, Tokens, head_name
 from dexviz.requests import (
     CaptureView,
+    CheckClaims,
     DescribePair,
     MapHead,
     MeasureNoise,
@@ -28,6 +29,7 @@ from dexviz.requests import (
 )
 from dexviz.room import size_of
 from dexviz.scores import LayerRecord
+from dexviz.serving_claims import ClaimsHandler
 from dexviz.serving_noise import NoiseHandlers
 from dexviz.tasks import Task
 
@@ -73,6 +75,7 @@ class Server:
             MapHead: self._map_head,
             MeasureNoise: noise.measure,
             RunBattery: noise.battery,
+            CheckClaims: ClaimsHandler(self.pair, self._device).check,
         }
 
     def serve(self, request: Request, task: Task) -> Any:

@@ -68,7 +68,7 @@ LAYERS = (
         "training",
         "training_log",
     },
-    {"engine", "serving", "serving_noise", "tasks"},
+    {"engine", "serving", "serving_claims", "serving_noise", "tasks"},
     {"__main__", "cli", "commands"},
 )
 """Parts of dexviz from the bottom up: each imports only its own layer and those below it."""
