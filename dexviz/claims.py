@@ -1,7 +1,8 @@
 """Looking into the papers' claims for any pair: in-context learning, contradicted contexts, activation outliers.
 
 The first two need a model that reads prose. The language of `dexviz.retrieval` has no word that they use, so for its models
-they are refused, and activations are read on sequences of that language.
+they are refused, and activations are read on sequences of that language. Their texts are read by each model's own tokenizer;
+activations are compared on the same tokens, so two models with different tokenizers are refused there.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ from threading import Event
 
 import numpy as np
 
+from dexviz.battery import speaks_retrieval
 from dexviz.claims_records import CONTRADICTION, IN_CONTEXT, OUTLIERS, ClaimsReport, ClaimsRequest
 from dexviz.contradictions import contradictions
-from dexviz.errors import Cancelled, EvaluationError
+from dexviz.errors import Cancelled, DexvizError, EvaluationError
 from dexviz.heldout import PROTOCOL, held_out_blocks
 from dexviz.incontext import in_context
-from dexviz.models import ModelPair, View, no_tokenizer
+from dexviz.models import ModelPair
 from dexviz.outliers import outliers
 from dexviz.provenance import of_pair, second_view
 from dexviz.questions import Progress
@@ -36,14 +38,11 @@ def noise_claims(
         cancel: set it from another thread to stop at the next step.
 
     Raises:
-        EvaluationError: none of the claims can be looked into in this pair.
-        PromptError: the models' context is too short.
-        ModelError: there is no tokenizer.
+        EvaluationError, ModelError: none of the claims can be looked into in this pair, and why the first cannot; no tokenizer.
+        PromptError: the models' context is too short, or their tokenizer cannot tell answers apart.
         Cancelled: `cancel` was set.
     """
     request = request or ClaimsRequest()
-    if pair.base.loaded.tokenizer is None:
-        raise no_tokenizer(pair.base.loaded)
     start = time.perf_counter()
     refused = _refused(pair, request)
     wanted = [claim for claim in request.claims if claim not in refused]
@@ -60,27 +59,33 @@ def noise_claims(
     return ClaimsReport(request, answered, contradiction, activations, refused, provenance)
 
 
-def speaks_retrieval(view: View) -> bool:
-    """Whether a view knows the words of `dexviz.retrieval` and no others."""
-    tokenizer = view.loaded.tokenizer
-    return tokenizer is not None and set(tokenizer.get_vocab()) == set(WORDS)
-
-
 def _refused(pair: ModelPair, request: ClaimsRequest) -> dict[str, str]:
-    """Claims that need prose, where the pair does not read any → why."""
-    if not speaks_retrieval(pair.base):
-        return {}
-    known = f"{pair.base.loaded.name}, whose vocabulary is the {len(WORDS)} words of the retrieval language"
-    errors = {
-        claim: EvaluationError(
-            f"a model that reads prose, as the {_PROSE[claim]} are written in it", known, "Ask for outliers."
-        )
-        for claim in request.claims
-        if claim in _PROSE
-    }
+    """Claims that the pair cannot be asked about → why.
+
+    Raises:
+        DexvizError: the first of them, where nothing is left.
+    """
+    errors: dict[str, DexvizError] = {}
+    for claim in dict.fromkeys(request.claims):
+        try:
+            _check(pair, claim)
+        except DexvizError as error:
+            errors[claim] = error
     if len(errors) == len(set(request.claims)):
         raise next(iter(errors.values()))
     return {claim: str(error) for claim, error in errors.items()}
+
+
+def _check(pair: ModelPair, claim: str) -> None:
+    if claim == OUTLIERS:
+        pair.check_tokenizers()
+    for view in (pair.base, pair.variant):
+        if claim in _PROSE and speaks_retrieval(view):
+            raise EvaluationError(
+                f"a model that reads prose, as the {_PROSE[claim]} are written in it",
+                f"{view.loaded.name}, whose vocabulary is the {len(WORDS)} words of the retrieval language",
+                "Ask for outliers alone.",
+            )
 
 
 def _step(progress: Progress | None, cancel: Event | None) -> Progress:

@@ -12,15 +12,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dexviz.bootstrap import Bootstrap, Comparison
 from dexviz.claims_records import ContradictionResult, ContradictionRow
 from dexviz.context_questions import QUESTIONS, ContextQuestion
-from dexviz.models import View, no_tokenizer
+from dexviz.models import View, reader
 from dexviz.parts import encode, encode_answers, start_ids
 from dexviz.questions import Progress, score, stage
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,16 +49,15 @@ def contradictions(
         PromptError: the models' context is too short, or their tokenizer cannot tell answers apart.
         ModelError: there is no tokenizer.
     """
-    tokenizer = base.loaded.tokenizer
-    if tokenizer is None:
-        raise no_tokenizer(base.loaded)
-    start = start_ids(tokenizer)
-    encoded = [
-        _Encoded(np.concatenate([start, encode(tokenizer, each.text)]), encode_answers(tokenizer, each.candidates))
-        for each in questions
-    ]
     views = [view for view in (base, variant) if view is not None]
-    scores = [score(view, encoded, stage(progress, f"contextual questions, {view.name}")) for view in views]
+    scores = [
+        score(
+            view,
+            [_encoded(reader(view, base), each) for each in questions],
+            stage(progress, f"contextual questions, {view.name}"),
+        )
+        for view in views
+    ]
     odds = [log_odds(scores_PC) for scores_PC in scores]
     right = [(scores_PC[:, 0] > scores_PC[:, 1:].max(axis=1)).astype(np.float64) for scores_PC in scores]
     kinds = np.array([each.kind for each in questions])
@@ -75,6 +78,11 @@ def contradictions(
         tuple(odds[0].tolist()),
         tuple(odds[1].tolist()) if variant is not None else None,
     )
+
+
+def _encoded(tokenizer: PreTrainedTokenizerBase, question: ContextQuestion) -> _Encoded:
+    ids = np.concatenate([start_ids(tokenizer), encode(tokenizer, question.text)])
+    return _Encoded(ids, encode_answers(tokenizer, question.candidates))
 
 
 def log_odds(scores_PC: np.ndarray) -> np.ndarray:

@@ -22,7 +22,7 @@ import numpy as np
 from dexviz.bootstrap import Bootstrap, Comparison, Interval
 from dexviz.claims_records import InContextRow
 from dexviz.incontext_tasks import TASKS, Task
-from dexviz.models import View, no_tokenizer
+from dexviz.models import View, reader
 from dexviz.parts import encode, encode_answers, start_ids
 from dexviz.questions import OnStep, Progress, log_likelihoods_after, stage
 
@@ -111,12 +111,11 @@ def in_context(
         PromptError: the models' context is too short, or their tokenizer cannot tell labels apart.
         ModelError: there is no tokenizer.
     """
-    if base.loaded.tokenizer is None:
-        raise no_tokenizer(base.loaded)
     bootstrap = bootstrap or Bootstrap(seed=seed)
-    trials = [make_trial(base.loaded.tokenizer, task, orders, seed) for task in tasks]
-    views = [view for view in (base, variant) if view is not None]
-    right = [measure(view, trials, stage(progress, f"in-context learning, {view.name}")) for view in views]
+    right = []
+    for view in (view for view in (base, variant) if view is not None):
+        trials = [make_trial(reader(view, base), task, orders, seed) for task in tasks]
+        right.append(measure(view, trials, stage(progress, f"in-context learning, {view.name}")))
     other: Sequence[np.ndarray | None] = right[1] if variant is not None else [None] * len(trials)
     rows = [
         _row(trial.task.name, [trial], [own], [their], bootstrap)

@@ -278,6 +278,18 @@ def _first_line(error: Exception) -> str:
     return lines[0] if lines else type(error).__name__
 
 
+def reader(*views: View) -> PreTrainedTokenizerBase:
+    """The tokenizer of the first of the views that has one.
+
+    Raises:
+        ModelError: none has.
+    """
+    found = next((view.loaded.tokenizer for view in views if view.loaded.tokenizer is not None), None)
+    if found is None:
+        raise no_tokenizer(views[0].loaded)
+    return found
+
+
 def no_tokenizer(loaded: LoadedModel) -> ModelError:
     """What to tell someone who needs text where the model has no tokenizer."""
     return ModelError("a model with a tokenizer", f"{loaded.name} without one", "Load a folder that has one.")
