@@ -1,7 +1,7 @@
 """Signal and noise of every head on one marked prompt: only the chosen query rows are made, from the Q, K and V of one pass.
 
 Marks are spans of characters; each view reads the prompt with its own tokenizer, so that models with different tokenizers are
-compared on the same text. Source: README, "Noise". Axes: L layers, S score heads, C keys of a row.
+compared on the same text. Source: README, "What is computed". Axes: L layers, S score heads, C keys of a row.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 
 Mass is |S| / Σ|S| of a row. Sink (the first token) and question are neither needle nor noise, and keys that the row does not
 see do not exist. SNR of many rows, prompts or heads is the ratio of the mean signal and the mean noise.
-Source: README, "Noise".
+Source: README, "What is computed".
 
 Axes: L layers, S score heads (logical ones of a DIFF Transformer), P prompts. Plain data: numpy alone.
 """
