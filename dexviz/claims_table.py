@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from dexviz.claims_records import ClaimsReport, ContradictionResult, Extremes, InContextRow, OutlierResult, OutlierRow
 
 _HEADINGS = ("base", "variant", "change")
+_NARROW = 18
 
 
 def table(report: ClaimsReport) -> str:
@@ -58,10 +59,12 @@ def _contradiction(result: ContradictionResult) -> list[str]:
 
 def _outliers(result: OutlierResult) -> list[str]:
     lines = [f"Activations: {result.prompts} prompts of {result.tokens} tokens, {result.source}; absolute values."]
-    lines.append(row("", "largest", "2nd / 3rd", "10th / 100th", "median", "kurtosis"))
+    lines.append(row("", "largest", "2nd / 3rd", "10th / 100th", "median", "kurtosis", width=_NARROW))
     for each in result.rows:
         lines.append(each.what)
-        lines += [row(f"  {name}", *_extremes(end)) for name, end in (("base", each.base), ("variant", each.variant))]
+        lines += [
+            row(f"  {name}", *_extremes(end), width=_NARROW) for name, end in (("base", each.base), ("variant", each.variant))
+        ]
     lines.append(row("mean over prompts", *_HEADINGS))
     return [*lines, *(line for each in result.rows for line in _over_prompts(each))]
 
@@ -69,9 +72,15 @@ def _outliers(result: OutlierResult) -> list[str]:
 def _extremes(end: Extremes | None) -> tuple[str, ...]:
     if end is None:
         return (ABSENT,) * 5
-    top = {rank: ABSENT if value is None else f"{value:.4g}" for rank, value in end.top.items()}
-    kurtosis = ABSENT if end.kurtosis is None else f"{end.kurtosis:.4g}"
-    return top["1"], f"{top['2']} / {top['3']}", f"{top['10']} / {top['100']}", f"{end.median:.4g}", kurtosis
+    top = {rank: _plain(value) for rank, value in end.top.items()}
+    pairs = f"{top['2']} / {top['3']}", f"{top['10']} / {top['100']}"
+    return top["1"], *pairs, _plain(end.median), _plain(end.kurtosis)
+
+
+def _plain(value: float | None) -> str:
+    if value is None:
+        return ABSENT
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
 def _over_prompts(each: OutlierRow) -> list[str]:

@@ -8,9 +8,9 @@ _LABEL, _CELL = 26, 26
 ABSENT = "—"
 
 
-def row(label: str, *cells: str) -> str:
+def row(label: str, *cells: str, width: int = _CELL) -> str:
     """A label and its cells in columns."""
-    return f"{label:<{_LABEL}}" + "".join(f"{cell:<{_CELL}}" for cell in cells)
+    return f"{label:<{_LABEL}}" + "".join(f"{cell:<{width}}" for cell in cells)
 
 
 def interval(value: Interval | None, digits: int, *, signed: bool = False, scale: float = 1.0, unit: str = "") -> str:

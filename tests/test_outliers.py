@@ -1,8 +1,8 @@
-"""Activation outliers against dense float64 arrays: logits from stock eager models, hidden states as transformers returns them."""
+"""Activation outliers against dense float64: logits from stock models, hidden states as transformers returns them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -80,10 +80,10 @@ def stock(model: PreTrainedModel, ids: np.ndarray) -> tuple[dict[int, list[np.nd
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
-def measured(request: pytest.FixtureRequest) -> Iterator[tuple[View, Any, list[Any]]]:
+def measured(request: pytest.FixtureRequest) -> tuple[View, Any, list[Any]]:
     passes = [stock(build(request.param), ids) for ids in PROMPTS]
     view = make_pair(wrap_model(build(request.param))).base
-    yield view, measure(view, list(PROMPTS)), passes
+    return view, measure(view, list(PROMPTS)), passes
 
 
 def test_logits_are_those_of_the_stock_model(measured: tuple[View, Any, list[Any]]) -> None:
