@@ -149,10 +149,11 @@ def evaluate(pair: ModelPair, config: EvalConfig | None = None, progress: Progre
         EvaluationError: the text has no document of two tokens, or losses are not finite.
         PromptError: the models' context is too short for a needle prompt.
         TrainingError: the text cannot be read.
-        ModelError: there is no tokenizer.
+        ModelError: there is no tokenizer, or base and variant have different ones.
     """
     config = config or EvalConfig()
     start = time.perf_counter()
+    pair.check_tokenizers()
     variant = second_view(pair)
     context = min(pair.base.loaded.max_tokens, pair.variant.loaded.max_tokens)
     pieces = held_out_pieces(

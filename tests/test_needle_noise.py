@@ -236,6 +236,8 @@ def test_models_with_different_tokenizers_are_compared_on_the_same_characters(by
         pair.tokenize(TEXT)
     with pytest.raises(ModelError, match="same tokenizer"):
         dexviz.noise_battery(pair)
+    with pytest.raises(ModelError, match="same tokenizer"):
+        dexviz.evaluate(pair)
 
 
 def test_the_chat_template_moves_the_marks(tmp_path):
