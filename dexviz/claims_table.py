@@ -35,12 +35,13 @@ def _in_context(rows: tuple[InContextRow, ...]) -> list[str]:
     names = {each.task: f"  {each.task or 'all tasks'} ({100 * each.chance:.0f})" for each in rows}
     orders = len(rows[0].base)
     return [
-        f"In-context learning: {rows[0].items} test items after the same examples in {orders} orders; intervals over items.",
+        f"In-context learning: {rows[0].items} test items after the same examples in {orders} orders;",
+        "spread: largest less smallest accuracy among the orders, deviation: standard deviation over them; intervals over items.",
         row("accuracy, % (chance)", "base", "variant", "change, points"),
         *(comparison(names[each.task], each.accuracy, 1, scale=100) for each in rows),
-        row("spread over orders, points", *_HEADINGS),
+        row("spread, points", *_HEADINGS),
         *(comparison(names[each.task], each.spread, 1, scale=100) for each in rows),
-        row("deviation over orders", *_HEADINGS),
+        row("deviation, points", *_HEADINGS),
         *(comparison(names[each.task], each.deviation, 1, scale=100) for each in rows),
     ]
 

@@ -5,8 +5,9 @@ label with the highest log-likelihood is the model's answer. Base and variant se
 
     mean = mean_o a_o,   spread = max_o a_o − min_o a_o,   deviation = √(mean_o (a_o − mean)²),   a_o = accuracy in order o
 
-Intervals draw test items again, within each task, and keep the orders. Over few items the spread is part noise, which drawing
-again adds to: its intervals tend to lie high, alike in both views, so that the paired change does not.
+Intervals draw test items again, keep the orders, and weigh the labels of a task alike, as its test items do: an order in which
+the model always gives one label keeps its accuracy. Spread and deviation are part noise over few items, which drawing again adds
+to: their intervals tend to lie high, alike in both views, so that the paired change does not.
 
 Axes: T tasks, I test items, O orders, K examples, X resamples.
 """
@@ -134,19 +135,20 @@ def _row(
     """One row of the results; `base` and `variant` say of each task which items were answered rightly, bool [I, O]."""
     views = [base, [right for right in variant if right is not None]]
     ends = [right for right in views if right]
-    sizes = [len(right_IO) for right_IO in base]
+    items = sum(len(right_IO) for right_IO in base)
+    by_label = [[_by_label(trial, right_IO) for trial, right_IO in zip(trials, right, strict=True)] for right in ends]
 
     def statistics(drawn_XI: np.ndarray) -> np.ndarray:
         """Mean, spread and deviation of each view, and their change: [X, 1 or 3, 3]."""
-        found = [_over_orders(drawn_XI, right).transpose(1, 0) for right in ends]
+        found = [_over_orders(drawn_XI, right).transpose(1, 0) for right in by_label]
         return np.stack([*found, found[1] - found[0]] if len(found) > 1 else found, axis=1)
 
-    measured = bootstrap.of(statistics, sum(sizes))
-    accuracy, spread, deviation = (_comparison([part[:, i] for part in measured], sum(sizes), bootstrap) for i in range(3))
+    measured = bootstrap.of(statistics, items)
+    accuracy, spread, deviation = (_comparison([part[:, i] for part in measured], items, bootstrap) for i in range(3))
     in_order = [np.mean([right_IO.mean(axis=0) for right_IO in right], axis=0) for right in ends]
     return InContextRow(
         task,
-        sum(sizes),
+        items,
         float(np.mean([1 / len(trial.labels) for trial in trials])),
         accuracy,
         spread,
@@ -165,12 +167,22 @@ def _comparison(ends: Sequence[np.ndarray], items: int, bootstrap: Bootstrap) ->
     return Comparison(*intervals)
 
 
-def _over_orders(drawn_XI: np.ndarray, right: Sequence[np.ndarray]) -> np.ndarray:
-    """Mean, spread and deviation over orders, mean over tasks: [3, X]; I runs over the items of all tasks."""
-    parts = np.split(drawn_XI, np.cumsum([len(right_IO) for right_IO in right])[:-1], axis=1)
-    a_TXO = np.stack(
-        [part @ right_IO / np.maximum(part.sum(axis=1, keepdims=True), 1) for part, right_IO in zip(parts, right, strict=True)]
-    )
+def _by_label(trial: Trial, right_IO: np.ndarray) -> list[np.ndarray]:
+    """The test items of each label, which stand together."""
+    return np.split(right_IO, np.flatnonzero(np.diff(trial.right_I)) + 1)
+
+
+def _over_orders(drawn_XI: np.ndarray, right: Sequence[Sequence[np.ndarray]]) -> np.ndarray:
+    """Mean, spread and deviation over orders, mean over tasks: [3, X]. I runs over all items, `right` is by task and label."""
+    ends = np.cumsum([len(right_IO) for task in right for right_IO in task])
+    parts = iter(np.split(drawn_XI, ends[:-1], axis=1))
+    a_TXO = np.stack([np.mean([_share(next(parts), right_IO) for right_IO in task], axis=0) for task in right])
     return np.stack(
         [a_TXO.mean(axis=(0, 2)), (a_TXO.max(axis=2) - a_TXO.min(axis=2)).mean(axis=0), a_TXO.std(axis=2).mean(axis=0)]
     )
+
+
+def _share(drawn_XI: np.ndarray, right_IO: np.ndarray) -> np.ndarray:
+    """Share of right answers in each resample, [X, O]; where none of the items was drawn, that of all."""
+    drawn_XI = np.where(drawn_XI.any(axis=1, keepdims=True), drawn_XI, 1.0)
+    return drawn_XI @ right_IO / drawn_XI.sum(axis=1, keepdims=True)
