@@ -35,8 +35,8 @@ def _in_context(rows: tuple[InContextRow, ...]) -> list[str]:
     names = {each.task: f"  {each.task or 'all tasks'} ({100 * each.chance:.0f})" for each in rows}
     orders = len(rows[0].base)
     return [
-        f"In-context learning: {rows[0].items} test items after the same examples in {orders} orders;",
-        "spread: largest less smallest accuracy among the orders, deviation: standard deviation over them; intervals over items.",
+        f"In-context learning: {rows[0].items} test items after the same examples in {orders} orders.",
+        "Spread: largest less smallest accuracy among the orders; deviation: standard deviation. Intervals over items.",
         row("accuracy, % (chance)", "base", "variant", "change, points"),
         *(comparison(names[each.task], each.accuracy, 1, scale=100) for each in rows),
         row("spread, points", *_HEADINGS),

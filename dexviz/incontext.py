@@ -6,8 +6,8 @@ label with the highest log-likelihood is the model's answer. Base and variant se
     mean = mean_o a_o,   spread = max_o a_o − min_o a_o,   deviation = √(mean_o (a_o − mean)²),   a_o = accuracy in order o
 
 Intervals draw test items again, keep the orders, and weigh the labels of a task alike, as its test items do: an order in which
-the model always gives one label keeps its accuracy. Spread and deviation are part noise over few items, which drawing again adds
-to: their intervals tend to lie high, alike in both views, so that the paired change does not.
+the model always gives one label keeps its accuracy. Spread and deviation are part noise over few items, which drawing again
+adds to: their intervals tend to lie high, alike in both views, so that the paired change does not.
 
 Axes: T tasks, I test items, O orders, K examples, X resamples.
 """
