@@ -20,6 +20,7 @@ from dexviz.catalogue import DEFAULT_MODEL
 from dexviz.corpora import SOTU
 from dexviz.engine import share_cores
 from dexviz.errors import Cancelled, DexvizError
+from dexviz.options import base_option, integer, integers, name_or_path, pair_options, prompt_options, run_options
 from dexviz.records import SCORES, SPACES, VIEWS
 from dexviz.train_config import METHODS, MODES, PRECISIONS, PRESETS, TrainConfig
 
@@ -64,36 +65,6 @@ def _as_json(answer: dict[str, Any]) -> str:
     return json.dumps(answer, ensure_ascii=not readable, allow_nan=False)
 
 
-def _name(text: str) -> str:
-    """A name or a path. An empty one is refused: it would stand for a default that the user did not mean."""
-    if not text.strip():
-        raise argparse.ArgumentTypeError("expected a name or a path, got an empty text")
-    return text
-
-
-def _whole(low: int, high: int) -> Callable[[str], int]:
-    """A reader of whole numbers within low..high."""
-
-    def read(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            value = None
-        if value is None or not low <= value <= high:
-            raise argparse.ArgumentTypeError(f"expected a whole number within {low}..{high}, got {text!r}")
-        return value
-
-    return read
-
-
-def _lengths(text: str) -> tuple[int, ...]:
-    return tuple(_int(part) for part in text.split(","))
-
-
-_int = _whole(1 - (1 << 31), (1 << 31) - 1)
-_seed = _whole(0, (1 << 32) - 1)
-
-
 def build_parser() -> argparse.ArgumentParser:
     """The parser of all commands; `run` in its result is the function that carries the command out."""
     parser = _Parser(prog="dexviz", description="Attention heads of a language model and of its differential (DEX) variant.")
@@ -110,9 +81,9 @@ def build_parser() -> argparse.ArgumentParser:
     _bench(_command(chosen, "bench", commands.bench, "time captures against plain forward passes"))
     _merge(_command(chosen, "merge", commands.merge, "fold a DEX adapter into a plain checkpoint"))
     serve = _command(chosen, "serve", commands.serve, "serve the app")
-    serve.add_argument("--port", type=_int, default=8501, help="TCP port (default: %(default)s)")
+    serve.add_argument("--port", type=integer, default=8501, help="TCP port (default: %(default)s)")
     serve.add_argument(
-        "--address", type=_name, default="127.0.0.1", help="address to listen on; 0.0.0.0 for all (default: %(default)s)"
+        "--address", type=name_or_path, default="127.0.0.1", help="address to listen on; 0.0.0.0 for all (default: %(default)s)"
     )
     return parser
 
@@ -124,52 +95,28 @@ def _command(chosen: Any, name: str, run: commands.Command, summary: str) -> arg
     return parser
 
 
-def _pair_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("models")
-    base = f"base: known name, hub id or folder (default: the adapter's base, or {DEFAULT_MODEL})"
-    group.add_argument("--model", type=_name, metavar="NAME", help=base)
-    group.add_argument("--adapter", type=_name, metavar="NAME", help='DEX adapter: "default", hub id or folder')
-    second = "a second model with the same tokenizer, in place of an adapter"
-    group.add_argument("--variant", type=_name, metavar="NAME", help=second)
-    group.add_argument("--force", action="store_true", help="accept an adapter whose base has another fingerprint")
-    _run_options(group)
-
-
-def _run_options(group: argparse._ActionsContainer) -> None:
-    group.add_argument("--device", type=_name, help="cpu, cuda, … (default: DEXVIZ_DEVICE, else CUDA where there is one)")
-    types = "float32, bfloat16 or float16 (default: bfloat16 on CUDA, float32 on the CPU)"
-    group.add_argument("--dtype", type=_name, help=types)
-    group.add_argument("--seed", type=_seed, default=0, help="seed of everything random (default: 0)")
-
-
-def _prompt_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("prompt")
-    source = group.add_mutually_exclusive_group(required=True)
-    source.add_argument("--prompt", metavar="TEXT")
-    source.add_argument("--prompt-file", metavar="FILE", help="UTF-8 text, - for standard input; a last line break is dropped")
-    group.add_argument("--chat", action="store_true", help="put the model's chat template around the prompt")
-
-
 def _capture(parser: argparse.ArgumentParser) -> None:
-    _prompt_options(parser)
-    _pair_options(parser)
+    prompt_options(parser)
+    pair_options(parser)
     group = parser.add_argument_group("what to measure")
     group.add_argument("--view", choices=VIEWS, default="variant", help="default: %(default)s")
     group.add_argument("--score", choices=SCORES, default="signed", help="what a map shows (default: %(default)s)")
     group.add_argument("--space", choices=SPACES, default="value", help="where DEX gains are measured (default: %(default)s)")
     group.add_argument("--maps", metavar="L12H3", nargs="+", action="extend", default=[], help="heads whose full map is wanted")
-    group.add_argument("--pool", type=_int, metavar="P", help="tile means of all heads, at most P × P")
+    group.add_argument("--pool", type=integer, metavar="P", help="tile means of all heads, at most P × P")
     between = "cosine,cka,js between heads (alone: cosine,cka)"
-    group.add_argument("--similarity", type=_name, metavar="NAMES", nargs="?", const="cosine,cka", help=between)
+    group.add_argument("--similarity", type=name_or_path, metavar="NAMES", nargs="?", const="cosine,cka", help=between)
     spans = "share of the scores on these tokens"
     group.add_argument("--span", metavar="NAME=START:STOP", nargs="+", action="extend", default=[], help=spans)
     group.add_argument(
-        "--sink", type=_int, default=1, metavar="N", help="first tokens that are the sink (default: %(default)s)"
+        "--sink", type=integer, default=1, metavar="N", help="first tokens that are the sink (default: %(default)s)"
     )
-    group.add_argument("--local", type=_int, default=8, metavar="N", help="last tokens that are local (default: %(default)s)")
+    group.add_argument(
+        "--local", type=integer, default=8, metavar="N", help="last tokens that are local (default: %(default)s)"
+    )
     group.add_argument("--threshold", type=float, default=1e-3, help="scores below count as sparse (default: %(default)s)")
     output = parser.add_argument_group("output")
-    output.add_argument("--out", type=_name, metavar="FILE", help="snapshot file to write")
+    output.add_argument("--out", type=name_or_path, metavar="FILE", help="snapshot file to write")
     output.add_argument("--dry-run", action="store_true", help="say what it would cost in time and memory, and run nothing")
     output.add_argument("--compact", action="store_true", help="store maps and statistics in half precision")
 
@@ -177,9 +124,9 @@ def _capture(parser: argparse.ArgumentParser) -> None:
 def _train(parser: argparse.ArgumentParser) -> None:
     """Options carry the names and defaults of `TrainConfig`'s fields; what is not given stays None, for preset or default."""
     out = "the adapter's folder; an adapter there is replaced"
-    parser.add_argument("--out", type=_name, metavar="DIR", required=True, help=out)
-    _base_option(parser)
-    _run_options(parser)
+    parser.add_argument("--out", type=name_or_path, metavar="DIR", required=True, help=out)
+    base_option(parser)
+    run_options(parser)
     parser.set_defaults(model=None, seed=None)  # not given: the stopped run's with --resume
     group = parser.add_argument_group("training")
     presets = 'settings by name: "quick" for a laptop\'s CPU, "paper" for a GPU; other options change them'
@@ -195,87 +142,86 @@ def _train(parser: argparse.ArgumentParser) -> None:
     methods = "; ".join(f"{name}: {what}" for name, what in METHODS.items())
     add("--method", str, methods, choices=tuple(METHODS))
     add("--mode", str, "adapter: what the method adds; full: W_K, W_V and W_O too", choices=MODES)
-    add("--data", _name, _CORPUS)
-    add("--column", _name, _COLUMN)
-    add("--steps", _int, "optimiser steps")
-    add("--anneal", _int, "annealing length of λ in steps (default: half of --steps)", metavar="T")
-    add("--block", _int, "tokens a training block")
-    add("--batch", _int, "blocks that a process reads at a time")
-    add("--accumulate", _int, "batches a step, whose gradients are averaged", metavar="N")
+    add("--data", name_or_path, _CORPUS)
+    add("--column", name_or_path, _COLUMN)
+    add("--steps", integer, "optimiser steps")
+    add("--anneal", integer, "annealing length of λ in steps (default: half of --steps)", metavar="T")
+    add("--block", integer, "tokens a training block")
+    add("--batch", integer, "blocks that a process reads at a time")
+    add("--accumulate", integer, "batches a step, whose gradients are averaged", metavar="N")
     add("--learning-rate", float, "peak learning rate of W_D and λ or of LoRA (default: the method's own)", metavar="RATE")
     add("--weight-learning-rate", float, "peak learning rate of W_K, W_V and W_O", metavar="RATE")
     add("--precision", str, "arithmetic; auto: bf16 where the device has it in hardware", choices=PRECISIONS)
     add("--lambda-init", float, "λ_init of every layer (default: 0.8 − 0.6 · exp(−0.3 · layer))", metavar="VALUE")
-    add("--heads", _name, "plan of select-heads (default: heads of highest attention entropy)", metavar="PLAN")
-    add("--heads-per-layer", _int, "heads adapted in each layer (default: half of them)", metavar="N")
-    add("--calibration-blocks", _int, "blocks on which heads are selected")
-    add("--validation-blocks", _int, "blocks of the corpus that are kept to decide when to stop")
-    add("--evaluate-every", _int, "steps between validation and held-out losses; 0: none but that of the result")
-    add("--patience", _int, "stop after so many of them without a lower validation loss, keep the best; 0: never")
-    add("--save-every", _int, "steps between checkpoints")
+    add("--heads", name_or_path, "plan of select-heads (default: heads of highest attention entropy)", metavar="PLAN")
+    add("--heads-per-layer", integer, "heads adapted in each layer (default: half of them)", metavar="N")
+    add("--calibration-blocks", integer, "blocks on which heads are selected")
+    add("--validation-blocks", integer, "blocks of the corpus that are kept to decide when to stop")
+    add("--evaluate-every", integer, "steps between validation and held-out losses; 0: none but that of the result")
+    add("--patience", integer, "stop after so many of them without a lower validation loss, keep the best; 0: never")
+    add("--save-every", integer, "steps between checkpoints")
 
 
 def _select_heads(parser: argparse.ArgumentParser) -> None:
     """Options carry the names of `SelectionConfig`'s fields."""
-    parser.add_argument("--out", type=_name, metavar="FILE", required=True, help="plan to write; a plan there is replaced")
-    _base_option(parser)
-    _run_options(parser)
+    parser.add_argument(
+        "--out", type=name_or_path, metavar="FILE", required=True, help="plan to write; a plan there is replaced"
+    )
+    base_option(parser)
+    run_options(parser)
     group = parser.add_argument_group("selection")
     group.add_argument(
         "--criterion",
-        type=_name,
+        type=name_or_path,
         default="entropy",
         help="entropy (highest), importance (lowest), all, or a list such as L0H1,L3H2 (default: %(default)s)",
     )
-    group.add_argument("--per-layer", type=_int, metavar="N", help="heads of each layer (default: half of them)")
-    group.add_argument("--data", type=_name, default=SOTU, help=f"{_CORPUS} (default: %(default)s)")
-    group.add_argument("--column", type=_name, default="text", help=_COLUMN)
-    group.add_argument("--block", type=_int, default=256, help="tokens a calibration block (default: %(default)s)")
-    group.add_argument("--blocks", type=_int, default=8, help="calibration blocks (default: %(default)s)")
+    group.add_argument("--per-layer", type=integer, metavar="N", help="heads of each layer (default: half of them)")
+    group.add_argument("--data", type=name_or_path, default=SOTU, help=f"{_CORPUS} (default: %(default)s)")
+    group.add_argument("--column", type=name_or_path, default="text", help=_COLUMN)
+    group.add_argument("--block", type=integer, default=256, help="tokens a calibration block (default: %(default)s)")
+    group.add_argument("--blocks", type=integer, default=8, help="calibration blocks (default: %(default)s)")
     measures = ("entropy", "importance")
     group.add_argument("--measure", nargs="+", choices=measures, default=measures, help="what the plan reports (default: both)")
 
 
 def _eval(parser: argparse.ArgumentParser) -> None:
     """Options carry the names of `EvalConfig`'s fields."""
-    _pair_options(parser)
+    pair_options(parser)
     group = parser.add_argument_group("held-out text")
-    group.add_argument("--data", type=_name, help=f"{_CORPUS} (default: the whole 2026 address)")
-    group.add_argument("--column", type=_name, default="text", help=_COLUMN)
-    group.add_argument("--split", type=_name, default="train", help="part of a data set (default: %(default)s)")
-    group.add_argument("--documents", type=_int, metavar="N", help="read at most so many documents of --data (default: all)")
-    group.add_argument("--block", type=_int, default=256, help="tokens a block (default: %(default)s)")
+    group.add_argument("--data", type=name_or_path, help=f"{_CORPUS} (default: the whole 2026 address)")
+    group.add_argument("--column", type=name_or_path, default="text", help=_COLUMN)
+    group.add_argument("--split", type=name_or_path, default="train", help="part of a data set (default: %(default)s)")
+    group.add_argument("--documents", type=integer, metavar="N", help="read at most so many documents of --data (default: all)")
+    group.add_argument("--block", type=integer, default=256, help="tokens a block (default: %(default)s)")
     group = parser.add_argument_group("needle task")
     each = "needle prompts for each length and depth; 0 leaves the task out (default: %(default)s)"
-    group.add_argument("--needles", type=_int, default=4, metavar="N", help=each)
+    group.add_argument("--needles", type=integer, default=4, metavar="N", help=each)
     lengths, depths = "tokens of the prompts", "where the needle is hidden, from 0 to 1"
-    group.add_argument("--lengths", type=_int, nargs="+", default=(256, 512, 1024), help=f"{lengths} (default: 256 512 1024)")
+    group.add_argument(
+        "--lengths", type=integer, nargs="+", default=(256, 512, 1024), help=f"{lengths} (default: 256 512 1024)"
+    )
     spread = (0.1, 0.3, 0.5, 0.7, 0.9)
     group.add_argument("--depths", type=float, nargs="+", default=spread, help=f"{depths} (default: 0.1 0.3 0.5 0.7 0.9)")
     group = parser.add_argument_group("speed and intervals")
     group.add_argument("--no-speed", dest="speed", action="store_false", help="do not time forward passes")
-    group.add_argument("--rounds", type=_int, default=7, help="rounds of timing (default: %(default)s)")
-    group.add_argument("--resamples", type=_int, default=2000, help="bootstrap resamples (default: %(default)s)")
+    group.add_argument("--rounds", type=integer, default=7, help="rounds of timing (default: %(default)s)")
+    group.add_argument("--resamples", type=integer, default=2000, help="bootstrap resamples (default: %(default)s)")
     group.add_argument("--level", type=float, default=0.95, help="coverage of the intervals (default: %(default)s)")
 
 
 def _bench(parser: argparse.ArgumentParser) -> None:
     """Options carry the names of `BenchConfig`'s fields."""
-    _pair_options(parser)
+    pair_options(parser)
     group = parser.add_argument_group("what to measure")
     lengths = "tokens of the prompts, with commas between (default: 128,512,2048)"
-    group.add_argument("--lengths", type=_lengths, default=(128, 512, 2048), metavar="N,…", help=lengths)
-    group.add_argument("--rounds", type=_int, default=5, help="rounds of timing (default: %(default)s)")
+    group.add_argument("--lengths", type=integers, default=(128, 512, 2048), metavar="N,…", help=lengths)
+    group.add_argument("--rounds", type=integer, default=5, help="rounds of timing (default: %(default)s)")
     memory = "run each case once more in a process of its own, for its peak memory (default: yes)"
     group.add_argument("--memory", action=argparse.BooleanOptionalAction, default=True, help=memory)
 
 
-def _base_option(parser: argparse.ArgumentParser) -> None:
-    default = f"base model (default: {DEFAULT_MODEL})"
-    parser.add_argument("--model", type=_name, metavar="NAME", default=DEFAULT_MODEL, help=default)
-
-
 def _merge(parser: argparse.ArgumentParser) -> None:
-    _pair_options(parser)
+    pair_options(parser)
     out = "folder of the new checkpoint; must not exist yet"
-    parser.add_argument("--out", type=_name, metavar="DIR", required=True, help=out)
+    parser.add_argument("--out", type=name_or_path, metavar="DIR", required=True, help=out)

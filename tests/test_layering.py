@@ -69,7 +69,7 @@ LAYERS = (
         "training_log",
     },
     {"engine", "serving", "serving_claims", "serving_noise", "tasks"},
-    {"__main__", "cli", "commands"},
+    {"__main__", "cli", "commands", "options"},
 )
 """Parts of dexviz from the bottom up: each imports only its own layer and those below it."""
 FIGURES = ("bootstrap", "errors", "noise_records", "records", "requests", "figures")
