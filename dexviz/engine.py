@@ -16,11 +16,22 @@ from typing import Any, Protocol
 
 from dexviz import catalogue
 from dexviz.errors import DexvizError
-from dexviz.requests import CaptureView, CheckClaims, MapHead, MeasureNoise, ModelInfo, PairSpec, Progress, Request, RunBattery
+from dexviz.requests import (
+    CaptureView,
+    CheckClaims,
+    DescribeNoise,
+    MapHead,
+    MeasureNoise,
+    ModelInfo,
+    PairSpec,
+    Progress,
+    Request,
+    RunBattery,
+)
 from dexviz.tasks import Task
 
 OnProgress = Callable[[Progress], None]
-_PASSES = CaptureView | MapHead | MeasureNoise | RunBattery | CheckClaims
+_PASSES = CaptureView | MapHead | MeasureNoise | DescribeNoise | RunBattery | CheckClaims
 _PASS_WORKERS, _LIGHT_WORKERS = 2, 4
 """Threads for passes over the device, which take turns there, and for what must not wait behind them."""
 _DELIVERED_KEPT, _FINISHED_KEPT = 256, 16

@@ -135,6 +135,35 @@ def _view(read: MarkedTokens, heads: HeadNoise, answer: float | None) -> dict[st
 
 
 @dataclass(frozen=True)
+class NoiseTerm:
+    """What one head subtracts on one prompt: N = A − S; λ A₂ of a DIFF Transformer, (1 − ρ_j) A_ij derived of DEX.
+
+    Numbers are None where they mean nothing: no term, or too few keys.
+    """
+
+    layer: int
+    head: int
+    tokens: int
+    kind: str
+    """"diff", "dex", or "none" for a head from which nothing is subtracted."""
+    rank: float | None
+    """Effective rank of N: exp of the entropy of its normalised singular values; 1 to N."""
+    attention_rank: float
+    """The same of A."""
+    energy: float
+    """‖N‖ / ‖A‖, Frobenius."""
+    correlation_salient: float | None
+    """DIFF: correlation of A₁ and A₂ over a row's most salient keys, the top tenth by A₁; mean over rows."""
+    correlation_rest: float | None
+    """The same over the row's other keys."""
+    rows: int
+    """Rows that have enough keys for both."""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
 class BatteryRequest:
     """A grid of needle prompts; they are made up, so that every number can be made again from this."""
 

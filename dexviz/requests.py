@@ -104,6 +104,18 @@ class MeasureNoise:
 
 
 @dataclass(frozen=True)
+class DescribeNoise:
+    """What one head subtracts from its attention map → NoiseTerm; no forward pass where the prompt's Q, K, V are still held."""
+
+    pair: PairSpec
+    prompt: Prompt
+    view: ViewName
+    layer: int
+    head: int
+    space: Space = "value"
+
+
+@dataclass(frozen=True)
 class RunBattery:
     """A grid of needle prompts on both views → BatteryReport."""
 
@@ -111,7 +123,7 @@ class RunBattery:
     battery: BatteryRequest = field(default_factory=BatteryRequest)
 
 
-Request = DescribePair | TokenizePrompt | CaptureView | MapHead | MeasureNoise | RunBattery | CheckClaims
+Request = DescribePair | TokenizePrompt | CaptureView | MapHead | MeasureNoise | DescribeNoise | RunBattery | CheckClaims
 
 
 @dataclass(frozen=True)

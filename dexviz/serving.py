@@ -12,11 +12,14 @@ from dexviz.budget import keep_bytes
 from dexviz.errors import CaptureError
 from dexviz.headmaps import head_map
 from dexviz.models import LoadedModel, ModelPair, View, load_model, make_pair
+from dexviz.noise_records import NoiseTerm
+from dexviz.probes.noise_terms import check_length, noise_term
 from dexviz.recorder import capture
 from dexviz.records import PROJECTIONS, Capture, CaptureRequest, HeadMap, Tokens, head_name
 from dexviz.requests import (
     CaptureView,
     CheckClaims,
+    DescribeNoise,
     DescribePair,
     MapHead,
     MeasureNoise,
@@ -73,6 +76,7 @@ class Server:
             TokenizePrompt: self._tokenize,
             CaptureView: self._capture,
             MapHead: self._map_head,
+            DescribeNoise: self._describe_noise,
             MeasureNoise: noise.measure,
             RunBattery: noise.battery,
             CheckClaims: ClaimsHandler(self.pair, self._device).check,
@@ -172,6 +176,20 @@ class Server:
         return self._pass(view, tokens, request.capture, key, task, KeptPass(keep_bytes() // 2))
 
     def _map_head(self, request: MapHead, task: Task) -> HeadMap:
+        record = self._layer(request, task)
+        with task.holding(self._device, f"map of {head_name(request.layer, request.head)}"):
+            return head_map(
+                record, request.head, score=request.score, space=request.space, window=request.window, pool=request.pool
+            )
+
+    def _describe_noise(self, request: DescribeNoise, task: Task) -> NoiseTerm:
+        check_length(len(self._prepared(request.pair, request.prompt, request.view, task)[1]))
+        record = self._layer(request, task)
+        with task.holding(self._device, f"noise term of {head_name(request.layer, request.head)}"):
+            return noise_term(head_map(record, request.head, space=request.space))
+
+    def _layer(self, request: MapHead | DescribeNoise, task: Task) -> LayerRecord:
+        """Q, K and V of the layer that is asked for, held or from another pass."""
         view, tokens = self._prepared(request.pair, request.prompt, request.view, task)
         if not 0 <= request.layer < view.layout.layers:
             CaptureRequest(maps=((request.layer, request.head),)).check_against(
@@ -185,10 +203,7 @@ class Server:
             record = kept.layers.get(request.layer)
         if record is None:
             raise CaptureError("a layer with softmax attention", f"layer {request.layer}", "Choose another layer.")
-        with task.holding(self._device, f"map of {head_name(request.layer, request.head)}"):
-            return head_map(
-                record, request.head, score=request.score, space=request.space, window=request.window, pool=request.pool
-            )
+        return record
 
     def _prepared(self, spec: PairSpec, prompt: Prompt, name: str, task: Task) -> tuple[View, Tokens]:
         pair = self.pair(spec, task)
