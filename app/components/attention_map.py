@@ -51,6 +51,24 @@ class Lock:
 
 
 @dataclass(frozen=True)
+class Third:
+    """What the third map is called and how it comes from the other two."""
+
+    name: str
+    formula: str
+    nothing: str
+    """Stands under a map of zeros."""
+    negated: bool = False
+    """Base − variant, where False is variant − base."""
+    middle: bool = False
+    """Between the other two, as in A − N = S."""
+
+
+DIFFERENCE = Third("Difference", "", "no difference anywhere")
+NOISE_TERM = Third("− Noise term N", "A − S", "nothing is subtracted", negated=True, middle=True)
+
+
+@dataclass(frozen=True)
 class MapEvent:
     """What the user has chosen in the map: a lock, and the pair around which exact values are wanted."""
 
@@ -95,6 +113,7 @@ def attention_map(
     key: str,
     title: str | None = None,
     names: tuple[str, str] = ("Base", "Variant"),
+    third: Third = DIFFERENCE,
     lock: Lock | Literal["keep"] | None = KEEP,
     strips: Sequence[tuple[HeadMap, HeadMap | None]] = (),
     on_change: Callable[[MapEvent], None] | None = None,
@@ -107,6 +126,7 @@ def attention_map(
         key: identity across reruns; the view (lock, options) belongs to it.
         title: stands above the panels; the head's name unless given.
         names: what base and variant are called.
+        third: what their difference is called, and where it stands.
         lock: the lock the page wants, for a page that keeps locks in its own state; `KEEP` leaves it to the component.
         strips: exact rows (1 × N) or columns (N × 1) of both views, which replace tile means in the token strip.
         on_change: called with the new event before the rerun that it causes.
@@ -116,7 +136,7 @@ def attention_map(
         BudgetError: the maps are too large for one payload.
     """
     reported = _reported(key, tokens)
-    header = map_header(base, tokens, key=key, title=title, names=names)
+    header = map_header(base, tokens, key=key, title=title, names=names, third=third)
     if lock != KEEP and lock != reported.lock:
         header["lock"] = asdict(lock or Lock())
 
@@ -129,7 +149,13 @@ def attention_map(
 
 
 def map_header(
-    base: HeadMap, tokens: Tokens, *, key: str, title: str | None = None, names: tuple[str, str] = ("Base", "Variant")
+    base: HeadMap,
+    tokens: Tokens,
+    *,
+    key: str,
+    title: str | None = None,
+    names: tuple[str, str] = ("Base", "Variant"),
+    third: Third = DIFFERENCE,
 ) -> dict[str, Any]:
     """What goes to the browser beside the values; see `attention_map`."""
     return {
@@ -137,6 +163,7 @@ def map_header(
         "head": head_name(base.layer, base.head),
         "title": title or head_name(base.layer, base.head),
         "names": list(names),
+        "third": {**asdict(third), "formula": third.formula or f"{names[1]} − {names[0]}"},
         "score": base.score,
         "unit": UNITS.get(base.score, base.score),
         "tokens": tokens_name(tokens),

@@ -27,9 +27,12 @@ function cellOf(edges, position) {
   return low;
 }
 
-/** One pair of maps over the same cells: `base`, `variant` and `difference`, row by row, NaN where there is no value. */
+/** One pair of maps over the same cells: `base`, `variant` and `difference`, row by row, NaN where there is no value.
+
+`third` says how the difference is shown: its name, its formula, whether as base − variant, and whether in the middle. */
 class MapData {
-  constructor(part, step, codes) {
+  constructor(part, step, codes, third) {
+    this.third = third;
     this.rowEdges = part.rows;
     this.colEdges = part.cols;
     this.rows = part.rows.length - 1;
@@ -64,6 +67,7 @@ class MapData {
     if (!difference) return;
     this.planes.variant = base.map((value, i) => value + difference[i]);
     this.floors.variant = Math.max(this.floors.base, this.floors.difference);
+    if (this.third.negated) this.planes.difference = difference.map((value) => -value);
   }
 
   /** Number of cells of row r whose keys do not all lie after its last query. */
@@ -124,7 +128,7 @@ function decodeMaps(bytes, { header, start }) {
   const codes = new Int16Array(bytes.slice(start).buffer);
   let offset = 0;
   const [map, ...strips] = [header.map, ...header.strips].map((part) => {
-    const data = new MapData(part, header.step, codes.subarray(offset));
+    const data = new MapData(part, header.step, codes.subarray(offset), header.third);
     offset += data.count;
     return data;
   });

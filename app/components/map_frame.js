@@ -67,7 +67,7 @@ class Frame {
     this.title = make("h3", "title");
     this.hideSink = makeSwitch("Hide sink", "Mask the first column", (on) => view.setOption("hideSink", on));
     this.log = makeSwitch("Log scale", "Logarithmic colours", (on) => view.setOption("log", on));
-    this.scale = new Choice("Scale of the difference", (value) => view.setOption("commonScale", value === "common"));
+    this.scale = new Choice("Scale of the third map", (value) => view.setOption("commonScale", value === "common"));
     this.whole = make("button", "switch whole", "Whole map", { type: "button" });
     this.whole.addEventListener("click", () => view.setFocus(null));
     this.notes = make("div", "notes");
@@ -80,7 +80,7 @@ class Frame {
 
   mount(root, strip, tooltip) {
     const tools = make("div", "tools");
-    this.scaleLabel = make("span", "label", "Difference on");
+    this.scaleLabel = make("span", "label", "");
     tools.append(this.whole, this.hideSink, this.log, this.scaleLabel, this.scale.root);
     const head = make("div", "head");
     head.append(this.title, tools);
@@ -98,6 +98,7 @@ class Frame {
     this.hideSink.disabled = !map.hasSinkColumn;
     this.log.setAttribute("aria-pressed", String(options.log));
     const compared = Boolean(map.planes.difference);
+    this.scaleLabel.textContent = `${header.third.name} on`;
     this.scaleLabel.hidden = this.scale.root.hidden = !compared;
     this.scale.set([["own", "own scale"], ["common", "common scale"]], options.commonScale ? "common" : "own");
     this.whole.hidden = !isWindow(map, header);

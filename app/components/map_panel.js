@@ -109,7 +109,7 @@ class Panel {
     this.picture.getContext("2d").putImageData(paintPlane(map, this.name, scales[this.name], options.hideSink), 0, 0);
     this.scaled = null;
     this.title.replaceChildren(make("span", `swatch ${this.name}`), document.createTextNode(panelTitle(header, this.name)));
-    if (this.name === "difference") this.title.append(make("span", "formula", `${header.names[1]} − ${header.names[0]}`));
+    if (this.name === "difference") this.title.append(make("span", "formula", header.third.formula));
     this.canvas.setAttribute(
       "aria-label",
       `${panelTitle(header, this.name)}: ${header.unit} of ${header.head}, ${map.rows} queries by ${map.cols} keys. ` +
@@ -239,6 +239,6 @@ function drawLegend(root, scale, caption) {
 
 function legendCaption({ header, options, scales }, name) {
   if (name !== "difference") return `${header.unit}${scales.variant && header.names[1] ? ", common scale" : ""}`;
-  if (!scales.difference.limit) return "no difference anywhere";
+  if (!scales.difference.limit) return header.third.nothing;
   return options.commonScale ? `${header.unit}, common scale` : `${header.unit}, scale of its own`;
 }

@@ -66,11 +66,12 @@ function cellSentence(description) {
 }
 
 function panelNames(map) {
-  return ["base", "variant", "difference"].filter((name) => map.planes[name]);
+  const order = map.third.middle ? ["base", "difference", "variant"] : ["base", "variant", "difference"];
+  return order.filter((name) => map.planes[name]);
 }
 
 function panelTitle(header, name) {
-  if (name === "difference") return "Difference";
+  if (name === "difference") return header.third.name;
   return header.names[name === "base" ? 0 : 1];
 }
 
