@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 from dexviz import __version__, commands, processes
 from dexviz.catalogue import DEFAULT_MODEL
+from dexviz.claims_records import CLAIMS
 from dexviz.corpora import SOTU
 from dexviz.engine import share_cores
 from dexviz.errors import Cancelled, DexvizError
@@ -75,6 +76,7 @@ def build_parser() -> argparse.ArgumentParser:
     fetch.add_argument("model", nargs="?", default=DEFAULT_MODEL, help="its name (default: %(default)s)")
     _command(chosen, "models", commands.models, "list the models and adapters that have a name")
     _capture(_command(chosen, "capture", commands.capture, "measure every head of one view on a prompt"))
+    _noise(_command(chosen, "noise", commands.noise, "measure how much noise is cancelled, and what the papers claim of it"))
     _select_heads(_command(chosen, "select-heads", commands.select_heads, "choose the heads that DEX adapts"))
     _train(_command(chosen, "train", commands.train, "train a DEX adapter, or a control of one"))
     _eval(_command(chosen, "eval", commands.evaluate, "measure a variant against its base"))
@@ -119,6 +121,43 @@ def _capture(parser: argparse.ArgumentParser) -> None:
     output.add_argument("--out", type=name_or_path, metavar="FILE", help="snapshot file to write")
     output.add_argument("--dry-run", action="store_true", help="say what it would cost in time and memory, and run nothing")
     output.add_argument("--compact", action="store_true", help="store maps and statistics in half precision")
+
+
+def _noise(parser: argparse.ArgumentParser) -> None:
+    """What is not given stays None: its default is that of what it belongs to, and for the rest it is refused."""
+    source = parser.add_argument_group("what to measure").add_mutually_exclusive_group(required=True)
+    source.add_argument("--prompt", metavar="TEXT", help="signal and noise of every head on this prompt")
+    source.add_argument("--prompt-file", metavar="FILE", help="the same; UTF-8 text, - for standard input")
+    source.add_argument("--battery", action="store_true", help="the same on made-up needle prompts, by length and depth")
+    claims = "in-context,contradiction,outliers: the papers' other claims (alone: all three)"
+    source.add_argument("--claims", type=name_or_path, metavar="NAMES", nargs="?", const=",".join(CLAIMS), help=claims)
+    group = parser.add_argument_group("marked prompt")
+    group.add_argument("--chat", action="store_true", help="put the model's chat template around the prompt")
+    several: dict[str, Any] = {"nargs": "+", "action": "extend", "default": []}
+    group.add_argument("--needle", metavar="TEXT", help="what the answer depends on; it occurs once in the prompt", **several)
+    group.add_argument("--needle-at", metavar="START:STOP", help="the same by characters, half-open", **several)
+    question = group.add_mutually_exclusive_group()
+    question.add_argument("--question", metavar="TEXT", help="text that is left out of the noise; it occurs once")
+    question.add_argument("--question-at", metavar="START:STOP", help="the same by characters")
+    group.add_argument("--answer", metavar="TEXT", help="answer whose log-probability after the prompt is wanted")
+    group.add_argument("--rows", type=integer, metavar="N", nargs="+", help="query rows, negative from the end (default: -1)")
+    group = parser.add_argument_group("battery")
+    group.add_argument("--lengths", type=integer, metavar="N", nargs="+", help="tokens of the prompts (default: 256 512)")
+    depths = "where the needle is hidden, from 0 to 1 (default: 0 0.25 0.5 0.75 1)"
+    group.add_argument("--depths", type=float, metavar="X", nargs="+", help=depths)
+    group.add_argument("--per-cell", type=integer, metavar="N", help="prompts of each length and depth (default: 4)")
+    group = parser.add_argument_group("claims")
+    group.add_argument("--orders", type=integer, metavar="N", help="orders of the examples in context (default: 8)")
+    group.add_argument("--prompts", type=integer, metavar="N", help="prompts whose activations are read (default: 8)")
+    group.add_argument("--tokens", type=integer, metavar="N", help="tokens of such a prompt (default: 256)")
+    pair_options(parser)
+    group = parser.add_argument_group("scores, intervals, output")
+    group.add_argument("--score", choices=SCORES, help="what counts as mass (default: signed)")
+    group.add_argument("--space", choices=SPACES, help="where DEX gains are measured (default: value)")
+    group.add_argument("--resamples", type=integer, metavar="N", help="bootstrap resamples (default: 2000)")
+    group.add_argument("--level", type=float, metavar="X", help="coverage of the intervals (default: 0.95)")
+    group.add_argument("--heads", type=integer, metavar="N", help="heads that the text lists (default: 10); --json has all")
+    group.add_argument("--out", type=name_or_path, metavar="FILE", help="JSON file to write; a file there is replaced")
 
 
 def _train(parser: argparse.ArgumentParser) -> None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import numpy as np
 
 from dexviz.errors import AdapterError
+from dexviz.files import write_whole
 from dexviz.head_plan import AGAIN, FORMAT, PLAIN, VERSION, HeadPlan
 
 MAX_BYTES = 64 << 20
@@ -27,19 +26,11 @@ def write_plan(plan: HeadPlan, path: str | os.PathLike[str]) -> Path:
     path = Path(path)
     check_plan_target(path)
     text = json.dumps(plan.to_json(), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-    beside = path.with_name(f".{uuid4().hex}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(beside, "x", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
+        write_whole(path, text.encode())
     except (OSError, ValueError) as error:
         raise AdapterError(f"a place to write the plan {path}", _reason(error), "Choose another --out.") from error
-    finally:
-        with suppress(OSError, ValueError):
-            beside.unlink(missing_ok=True)
     return path
 
 

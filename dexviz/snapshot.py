@@ -12,16 +12,15 @@ import math
 import os
 import stat
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
-from uuid import uuid4
 
 import numpy as np
 import safetensors
 import safetensors.numpy
 
 from dexviz.errors import DexvizError, SnapshotError
+from dexviz.files import write_whole
 from dexviz.records import SIMILARITIES, Capture, CaptureRequest, HeadMap, Tokens, TopTokens
 from dexviz.snapshot_layout import check_capture, layout
 
@@ -42,19 +41,11 @@ def save_snapshot(capture: Capture, path: str | os.PathLike[str], *, compact: bo
     """
     data = snapshot_bytes(capture, compact=compact)
     path = Path(path)
-    beside = path.with_name(f".{uuid4().hex}.tmp")
     try:
-        with open(beside, "xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
+        write_whole(path, data)
     except (OSError, ValueError) as error:
         todo = "Free some space or choose another place; no part of the snapshot was left behind."
         raise SnapshotError(f"to write {len(data):,} bytes to {str(path)!r}", _reason(error), todo) from error
-    finally:
-        with suppress(OSError, ValueError):
-            beside.unlink(missing_ok=True)
     return path
 
 

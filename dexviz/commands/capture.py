@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dexviz.commands.common import Answer, load, note_progress, numbers
-from dexviz.errors import CaptureError, PromptError, SnapshotError
+from dexviz.commands.common import Answer, load, new_file, note_progress, numbers
+from dexviz.errors import CaptureError, PromptError
 from dexviz.records import Capture, CaptureRequest, Tokens, TopTokens
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def capture(arguments: Namespace) -> Answer:
     from dexviz.snapshot import save_snapshot
 
     request, text = capture_request(arguments), read_prompt(arguments)
-    out = _writable(arguments.out) if arguments.out else None
+    out = new_file(arguments.out) if arguments.out else None
     pair = load(arguments)
     tokens = pair.tokenize(text, chat=arguments.chat)
     view = pair.base if arguments.view == "base" else pair.variant
@@ -163,15 +163,3 @@ def _parse_spans(texts: list[str]) -> dict[str, tuple[int, int]]:
             raise CaptureError("spans with different names", f"{name!r} twice", "Change --span.")
         spans[name] = span
     return spans
-
-
-def _writable(name: str) -> Path:
-    """The path of a file to write, checked before anything costly starts."""
-    path = Path(name)
-    try:
-        usable = not path.is_dir() and path.parent.is_dir()
-    except OSError as error:
-        raise SnapshotError("a file that can be written", f"{name!r} ({error.strerror})", "Change --out.") from None
-    if not usable:
-        raise SnapshotError("a file in a folder that exists", repr(name), "Change --out.")
-    return path

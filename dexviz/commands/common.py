@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dexviz import catalogue, processes
-from dexviz.errors import AdapterError
+from dexviz.errors import AdapterError, SnapshotError
 
 if TYPE_CHECKING:
     from dexviz.models import ModelPair
@@ -57,6 +57,22 @@ def new_folder(name: str, *, replaces: str | None) -> Path:
         check_target(path, replaces=replaces)
     except OSError as error:
         raise AdapterError("a folder that can be written", f"{name!r} ({error.strerror})", "Choose another --out.") from None
+    return path
+
+
+def new_file(name: str) -> Path:
+    """The path of a file to write, checked before anything costly starts.
+
+    Raises:
+        SnapshotError: its folder does not exist, or it is one.
+    """
+    path = Path(name)
+    try:
+        usable = not path.is_dir() and path.parent.is_dir()
+    except OSError as error:
+        raise SnapshotError("a file that can be written", f"{name!r} ({error.strerror})", "Change --out.") from None
+    if not usable:
+        raise SnapshotError("a file in a folder that exists", repr(name), "Change --out.")
     return path
 
 
