@@ -30,7 +30,7 @@ from tests.adapters import tiny_model
 from tests.cli_runs import ROOT, Run, check_refused, run_process, runner, tiny_adapter
 
 pytestmark = pytest.mark.model
-COMMANDS = ("fetch", "models", "capture", "select-heads", "train", "eval", "merge", "bench", "serve")
+COMMANDS = ("fetch", "models", "capture", "noise", "select-heads", "train", "eval", "merge", "bench", "serve")
 
 
 @pytest.fixture
