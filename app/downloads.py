@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from dexviz.noise_records import MEASURES, NoiseOnPrompt
 from dexviz.probes.heads import statistic
 from dexviz.records import Capture, HeadMap
 
@@ -42,7 +43,31 @@ def statistics_json(base: Capture, variant: Capture) -> bytes:
         "provenance": {"base": dict(base.provenance), "variant": dict(variant.provenance)},
         "heads": [{k: _json_number(v) for k, v in record.items()} for record in _records(base, variant)],
     }
-    return json.dumps(table, ensure_ascii=False, indent=1, default=str).encode("utf-8", "replace")
+    return as_json(table)
+
+
+def noise_csv(found: NoiseOnPrompt) -> bytes:
+    """One row a view and head: signal, noise, SNR, sink, negative share, net mass, and what was marked."""
+    buffer = io.StringIO()
+    writer = csv.writer(buffer)
+    writer.writerow(["view", "layer", "head", *MEASURES, "score", "space", "needle_characters"])
+    needle = " ".join(f"{start}-{stop}" for start, stop in found.marks.needle)
+    for view, heads in (("base", found.base), ("variant", found.variant)):
+        if heads is not None:
+            for layer, head in np.ndindex(heads.snr.shape):
+                numbers = [f"{float(getattr(heads, name)[layer, head]):.9g}" for name in MEASURES]
+                writer.writerow([view, layer, head, *numbers, found.score, found.space, needle])
+    return buffer.getvalue().encode()
+
+
+def as_json(data: Any) -> bytes:
+    """A record's `to_json` as a file."""
+    return json.dumps(data, ensure_ascii=False, indent=1, default=str).encode("utf-8", "replace")
+
+
+def noise_json(found: NoiseOnPrompt) -> bytes:
+    """Both views with marks, prompt and provenance."""
+    return as_json({"prompt": found.base_read.tokens.text, **found.to_json()})
 
 
 def map_csv(base: HeadMap, variant: HeadMap, labels: tuple[str, ...]) -> bytes:
@@ -72,6 +97,13 @@ def map_npy(base: HeadMap, variant: HeadMap) -> bytes:
     """Both maps stacked, base first: float32 [2, R, C]."""
     buffer = io.BytesIO()
     np.save(buffer, np.stack([base.scores, variant.scores]).astype(np.float32))
+    return buffer.getvalue()
+
+
+def term_npy(head: HeadMap) -> bytes:
+    """A and S of one head stacked, A first; their difference is the noise term: float32 [2, R, C]."""
+    buffer = io.BytesIO()
+    np.save(buffer, np.stack([head.attention, head.scores]).astype(np.float32))
     return buffer.getvalue()
 
 

@@ -6,8 +6,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from dexviz.probes.heads import SIDES
-from dexviz.records import SCORES, SPACES, STATISTICS
+from dexviz.records import SCORES, SPACES, STATISTICS, VIEWS
 
+MOST_SPANS = 64
+"""Marked spans that are read from a link."""
 MAX_TEXT = 100_000
 """Characters of prompt that are read from a link."""
 
@@ -51,6 +53,21 @@ def _position(text: str) -> int | None:
     return int(text)
 
 
+def _spans(text: str) -> tuple[tuple[int, int], ...]:
+    """ "3-9_12-20": half-open spans of characters."""
+    found = tuple(_span(part) for part in text.split("_"))
+    if len(found) > MOST_SPANS:
+        raise ValueError(len(found))
+    return found
+
+
+def _span(text: str) -> tuple[int, int]:
+    start, stop = (_position(part) for part in text.split("-"))
+    if start is None or stop is None or start >= stop:
+        raise ValueError(text)
+    return start, stop
+
+
 _READ: dict[str, Callable[[str], Any]] = {
     "base": _text(300),
     "adapter": _text(300),
@@ -60,10 +77,13 @@ _READ: dict[str, Callable[[str], Any]] = {
     "space": _one_of(SPACES),
     "statistic": _one_of(tuple(STATISTICS)),
     "side": _one_of(SIDES),
+    "view": _one_of(VIEWS),
     "example": _text(60),
     "layer": _index,
     "head": _index,
     "lock": _lock,
+    "needle": _spans,
+    "question": _span,
 }
 
 
@@ -84,9 +104,12 @@ def write(values: Mapping[str, Any]) -> dict[str, str]:
     texts = {}
     for key in _READ:
         value = values.get(key)
-        if value is None or value == "" or value is False:
+        if value is None or value in ("", ()) or value is False:
             continue
-        if key == "lock":
+        if key in ("needle", "question"):
+            spans = value if key == "needle" else (value,)
+            texts[key] = "_".join(f"{start}-{stop}" for start, stop in spans)
+        elif key == "lock":
             texts[key] = ".".join("" if part is None else str(part) for part in value)
         else:
             texts[key] = "1" if value is True else str(value)

@@ -23,11 +23,13 @@ def main() -> None:
     pages = {
         "home": st.Page(HERE / "pages" / "home.py", title="Home", default=True),
         "heads": st.Page(HERE / "pages" / "heads.py", title="Heads"),
+        "noise": st.Page(HERE / "pages" / "noise.py", title="Noise"),
     }
     chosen = st.navigation(list(pages.values()), position="top")
     wanted = state.wanted_page()
     if wanted is not None and pages[wanted] != chosen:
         st.switch_page(pages[wanted])
+    state.at_page(next(name for name, page in pages.items() if page == chosen))
     choice = state.current()
     if choice.ran is not None and choice.example is None:
         cache.ask(DescribePair(choice.ran.pair), patience=0.05)

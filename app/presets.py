@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dexviz.noise_records import Marks, Span
+
 NEEDLE = (
     "The harbour opens at six. The library keeps maps of the coast. The code of the blue door is 7412. "
     "Fishing boats return at noon. The baker sells rye bread. Question: what is the code of the blue door? Answer:"
@@ -10,9 +12,41 @@ REPEATED = "the cat the dog the cat the dog the cat the"
 CODE = "def area(width, height):\n    return width * height\n\ndef volume(width, height, depth):\n    return area("
 SCRIPTS = "Good morning, Grüß Gott, こんにちは, صباح الخير, здравствуйте, नमस्ते, naïve café 🙂"
 
+DISTRACTORS = (
+    "The locker number of Ada Brandvold is 4182. The locker number of Tove Quill is 7305. The locker number of Hugo Farrow is "
+    "2961. The locker number of Mina Eklund is 5548. Question: What is the locker number of Tove Quill?\n"
+    "Answer: The locker number of Tove Quill is"
+)
+IN_CONTEXT = "copper: metal\nsparrow: bird\nsalmon: fish\niron: metal\nheron: bird\ntrout: fish\nsilver: metal\nrobin:"
+
 PRESETS: dict[str, str] = {
     "Needle": NEEDLE,
+    "Distractors": DISTRACTORS,
+    "Examples": IN_CONTEXT,
     "Repeats": REPEATED,
     "Code": CODE,
     "Scripts": SCRIPTS,
 }
+_MARKED: dict[str, tuple[tuple[str, ...], str]] = {
+    NEEDLE: (("The code of the blue door is 7412.",), "Question: what is the code of the blue door? Answer:"),
+    DISTRACTORS: (
+        ("The locker number of Tove Quill is 7305.",),
+        "Question: What is the locker number of Tove Quill?\nAnswer: The locker number of Tove Quill is",
+    ),
+    IN_CONTEXT: (("sparrow: bird", "heron: bird"), "robin:"),
+    CODE: (("width * height",), "def volume(width, height, depth):\n    return area("),
+}
+"""Prompt → needles and question, each by the first place where it stands."""
+
+
+def marks_of(text: str) -> Marks | None:
+    """What is marked in a preset; None for other prompts."""
+    if text not in _MARKED:
+        return None
+    needles, question = _MARKED[text]
+    return Marks(tuple(_place(text, needle) for needle in needles), _place(text, question))
+
+
+def _place(text: str, part: str) -> Span:
+    start = text.index(part)
+    return start, start + len(part)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+import numpy as np
+
 from app import cache, gallery, state
 from app.cache import Failed, Outcome, Ready
 from dexviz.errors import SnapshotError
-from dexviz.records import CaptureRequest, head_name
+from dexviz.records import CaptureRequest, ViewName, head_name
 from dexviz.requests import CaptureView, MapHead, PairSpec, Prompt
 
 Window = tuple[int, int, int, int]
@@ -23,6 +25,10 @@ class Source(Protocol):
 
     def maps(self, layer: int, head: int, window: Window | None = None, pool: int | None = None) -> Outcome:
         """One head's two maps, base first."""
+        ...
+
+    def map(self, view: ViewName, layer: int, head: int, window: Window | None = None, pool: int | None = None) -> Outcome:
+        """One head's signed map in one view."""
         ...
 
 
@@ -42,6 +48,11 @@ class Live:
         base = MapHead(self.pair, self.prompt, "base", layer, head, self.request.score, self.request.space, window, pool)
         return cache.ask(base, replace(base, view="variant"), patience=2.0)
 
+    def map(self, view: ViewName, layer: int, head: int, window: Window | None = None, pool: int | None = None) -> Outcome:
+        return cache.ask(
+            MapHead(self.pair, self.prompt, view, layer, head, "signed", self.request.space, window, pool), patience=2.0
+        )
+
 
 @dataclass(frozen=True)
 class Stored:
@@ -57,6 +68,14 @@ class Stored:
         if None in found:
             return Failed(f"This example holds no map of {head_name(layer, head)}. Press Run to compute it with the model.")
         return Ready(found)
+
+    def map(self, view: ViewName, layer: int, head: int, window: Window | None = None, pool: int | None = None) -> Outcome:
+        found = gallery.map_in(self.example.base if view == "base" else self.example.variant, layer, head)
+        if found is None or found.score != "signed" or not np.isfinite(found.attention).any():
+            return Failed(
+                f"This example holds no signed map of {head_name(layer, head)}. Press Run to compute it with the model."
+            )
+        return Ready((found,))
 
 
 def chosen() -> Source | Failed | None:

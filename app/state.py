@@ -14,14 +14,16 @@ from urllib.parse import urlencode
 import streamlit as st
 
 from app import links
-from app.presets import PRESETS
-from dexviz.records import STATISTICS, Score, Space
+from app.presets import PRESETS, marks_of
+from dexviz.noise_records import BatteryRequest, Span
+from dexviz.records import STATISTICS, Score, Space, ViewName
 from dexviz.requests import ModelInfo, PairSpec, Prompt
 
 NO_ADAPTER = "none"
 DEFAULT_BASE = "smollm2-135m"
 MAX_LINK = 8000
 """Characters that browsers and proxies carry in an address."""
+RESULT_PAGES = ("heads", "noise")
 GRID_KEY = "heads-grid"
 MAP_KEY = "heads-map"
 
@@ -31,6 +33,7 @@ class Widget:
 
     BASE, ADAPTER, DRAFT, CHAT = "base", "adapter", "draft", "chat"
     SCORE, SPACE, STATISTIC, SIDE = "score", "space", "statistic", "side"
+    NOISE_VIEW = "view"
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,15 @@ class Ran:
 
     pair: PairSpec
     prompt: Prompt
+
+
+@dataclass(frozen=True)
+class Marked:
+    """What was marked in a prompt, by characters; no needle where the marks were cleared."""
+
+    prompt: Prompt
+    needle: tuple[Span, ...] = ()
+    question: Span | None = None
 
 
 @dataclass(frozen=True)
@@ -70,6 +82,20 @@ class Selection:
     focus: tuple[int, int] | None
     refused: Prompt | None
     """The draft that Run did not take."""
+    marked: Marked | None
+    """The session's own marks, on whatever prompt they were made."""
+    noise_view: ViewName
+    battery: tuple[PairSpec, BatteryRequest] | None
+    """The battery that was asked for last."""
+    claims: PairSpec | None
+    """The pair of which the papers' claims were asked for last."""
+
+    def marks(self, prompt: Prompt) -> Marked:
+        """What is marked in a prompt: by the user, or by the preset that it is."""
+        if self.marked is not None and self.marked.prompt == prompt:
+            return self.marked
+        preset = marks_of(prompt.text)
+        return Marked(prompt) if preset is None else Marked(prompt, preset.needle, preset.question)
 
 
 DEFAULTS: dict[str, Any] = {
@@ -89,8 +115,13 @@ DEFAULTS: dict[str, Any] = {
     "focus": None,
     "goto": None,
     "refused": None,
+    "marked": None,
+    Widget.NOISE_VIEW: "variant",
+    "battery": None,
+    "claims": None,
+    "page": "home",
 }
-_VIEW = (Widget.SCORE, Widget.SPACE, Widget.STATISTIC, Widget.SIDE, "layer", "head", "lock")
+_VIEW = (Widget.SCORE, Widget.SPACE, Widget.STATISTIC, Widget.SIDE, Widget.NOISE_VIEW, "layer", "head", "lock")
 """Keys of a link besides what it shows."""
 
 
@@ -106,6 +137,7 @@ def begin(models: list[ModelInfo], example: Callable[[str], Ran | None]) -> None
     st.session_state.begun = True
     st.session_state[Widget.ADAPTER] = default_adapter(DEFAULT_BASE, models)
     wanted = links.read(st.query_params.to_dict())
+    needle, question = wanted.pop("needle", ()), wanted.pop("question", None)
     for key, value in wanted.items():
         st.session_state[key] = value
     known = {model.name for model in models} | {NO_ADAPTER}
@@ -114,6 +146,8 @@ def begin(models: list[ModelInfo], example: Callable[[str], Ran | None]) -> None
         _fill_in(opened, known)
     if wanted.get(Widget.DRAFT) and {st.session_state[Widget.BASE], st.session_state[Widget.ADAPTER]} <= known:
         st.session_state.ran = Ran(current().pair, current().draft)
+    if needle or question:
+        st.session_state.marked = Marked(current().draft, needle, question)
 
 
 def _fill_in(opened: Ran, known: set[str]) -> None:
@@ -142,6 +176,10 @@ def current() -> Selection:
         lock=s.lock,
         focus=s.focus,
         refused=s.refused,
+        marked=s.marked,
+        noise_view=s[Widget.NOISE_VIEW] or "variant",
+        battery=s.battery,
+        claims=s.claims,
     )
 
 
@@ -163,11 +201,16 @@ def use_preset(name: str) -> None:
 def run_prompt() -> None:
     """The prompt in the box becomes the one that pages show."""
     choice = current()
-    st.session_state.update(ran=Ran(choice.pair, choice.draft), example=None, lock=None, focus=None, goto="heads")
-    st.session_state.refused = None
+    st.session_state.update(ran=Ran(choice.pair, choice.draft), example=None, lock=None, focus=None)
+    st.session_state.update(goto=_page_of_results(), refused=None)
     if choice.statistic not in STATISTICS:
         st.session_state[Widget.STATISTIC] = DEFAULTS[Widget.STATISTIC]
     failures().clear()
+
+
+def _page_of_results() -> str:
+    """Where results of a run are shown: the page one is on, if it shows any."""
+    return st.session_state.page if st.session_state.page in RESULT_PAGES else "heads"
 
 
 def refuse_draft() -> None:
@@ -218,6 +261,28 @@ def remember_map(lock: tuple[int | None, int | None] | None, focus: tuple[int, i
     st.session_state.update(lock=lock, focus=focus)
 
 
+def mark(prompt: Prompt, needle: tuple[Span, ...], question: Span | None) -> None:
+    """Keep what was marked in a prompt."""
+    st.session_state.marked = Marked(prompt, needle, question)
+
+
+def start_battery(pair: PairSpec, battery: BatteryRequest) -> None:
+    """Ask for a battery; an earlier failure of the same one is forgotten."""
+    st.session_state.battery = (pair, battery)
+    failures().clear()
+
+
+def start_claims(pair: PairSpec) -> None:
+    """Ask for the papers' claims; likewise."""
+    st.session_state.claims = pair
+    failures().clear()
+
+
+def at_page(name: str) -> None:
+    """Note which page is shown."""
+    st.session_state.page = name
+
+
 def wanted_page() -> str | None:
     """The page that a callback asked for, until `arrived`."""
     return st.session_state.goto
@@ -253,4 +318,6 @@ def _query() -> dict[str, str]:
     elif s.ran is not None:
         values |= {Widget.BASE: s.ran.pair.base, Widget.ADAPTER: s.ran.pair.adapter or NO_ADAPTER}
         values |= {Widget.DRAFT: s.ran.prompt.text, Widget.CHAT: s.ran.prompt.chat}
+        if s.marked is not None and s.marked.prompt == s.ran.prompt:
+            values |= {"needle": s.marked.needle, "question": s.marked.question}
     return links.write(values)

@@ -101,6 +101,10 @@ class NoiseOnPrompt:
     """View → log-probability of the answer after the prompt, nats; None where no answer was given."""
     provenance: Mapping[str, Any]
 
+    def heads_of(self, view: ViewName) -> HeadNoise:
+        """The heads of a view; the base's where there is no variant."""
+        return self.base if view == "base" or self.variant is None else self.variant
+
     @property
     def same_heads(self) -> bool:
         """Whether head (l, h) of the variant is that of the base, so that a change per head means something: DEX."""

@@ -19,10 +19,10 @@ def head_line(base: Capture, variant: Capture, choice: Selection) -> DeltaGenera
     size = (base.layers, base.heads)
     with st.container(horizontal=True, vertical_alignment="top", wrap=False, gap="small", key="head-line"):
         with st.container(horizontal=True, vertical_alignment="center", gap="small"):
-            _step("Previous head", "previous", "left", (-1, *size))
+            step_button("Previous head", "previous", "left", (-1, *size))
             with st.container(key="head-name", width="content"):
                 st.markdown(f"**{head_name(choice.layer, choice.head)}**")
-            _step("Next head", "next", "right", (1, *size))
+            step_button("Next head", "next", "right", (1, *size))
             if variant.selected[choice.layer, choice.head]:
                 st.badge("adapted by DEX", color="orange")
             st.markdown(
@@ -50,7 +50,7 @@ def statistics_table(base: Capture, variant: Capture, choice: Selection) -> None
     )
 
 
-def _step(label: str, key: str, side: str, args: tuple[int, int, int]) -> None:
+def step_button(label: str, key: str, side: str, args: tuple[int, int, int]) -> None:
     """A button that shows an icon and is called by its label."""
     st.button(label, icon=f":material/chevron_{side}:", help=label, key=key, on_click=state.step_head, args=args)
 

@@ -27,8 +27,8 @@ def row_curve(result: ProbeResult, *, theme: Theme = "light", height: int = 210)
     lines = {name: result.values[result.labels["side"].index(name)] for name in ("base", "variant")}
     for name, values in lines.items():
         figure.add_trace(_line(name, values, ACCENTS[theme][name], result.unit))
-    _name_lines(figure, lines, {name: ACCENTS[theme][name] for name in lines})
-    figure.update_layout(yaxis=_value_axis(result.unit, theme, result.values, rangemode="tozero"))
+    name_lines(figure, lines, {name: ACCENTS[theme][name] for name in lines})
+    figure.update_layout(yaxis=value_axis(result.unit, theme, result.values, rangemode="tozero"))
     return figure
 
 
@@ -42,8 +42,8 @@ def gain_curve(result: ProbeResult, *, theme: Theme = "light", height: int = 210
     line.hovertemplate = "position %{customdata[0]}<br>ρ %{customdata[1]}<br>ε %{customdata[2]}<extra></extra>"
     figure.add_trace(line)
     figure.add_hline(y=1, line={"color": QUIET[theme], "width": 1, "dash": "dot"})
-    _name_lines(figure, {"ρ": gain}, {"ρ": ACCENTS[theme]["variant"]})
-    figure.update_layout(yaxis=_value_axis("ρ (ratio)", theme, gain))
+    name_lines(figure, {"ρ": gain}, {"ρ": ACCENTS[theme]["variant"]})
+    figure.update_layout(yaxis=value_axis("ρ (ratio)", theme, gain))
     return figure
 
 
@@ -76,12 +76,12 @@ def _line(name: str, values: np.ndarray, color: str, unit: str) -> go.Scatter:
     )
 
 
-def _value_axis(title: str, theme: Theme, values: np.ndarray, **settings: Any) -> dict[str, Any]:
+def value_axis(title: str, theme: Theme, values: np.ndarray, **settings: Any) -> dict[str, Any]:
     axis = bare_axis(title={"text": title, "font": {"size": 12}}, **settings)
     return axis | value_ticks(values) | {"zeroline": True, "zerolinecolor": HAIR[theme]}
 
 
-def _name_lines(figure: go.Figure, lines: dict[str, np.ndarray], colors: dict[str, str]) -> None:
+def name_lines(figure: go.Figure, lines: dict[str, np.ndarray], colors: dict[str, str]) -> None:
     """Name each line at its right end, the higher one above its end and the lower one below."""
     ends = {name: _last(values) for name, values in lines.items()}
     top = max(ends, key=lambda name: ends[name])

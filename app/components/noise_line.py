@@ -1,0 +1,45 @@
+"""The top line of the Noise page: the selected head, its SNR in base and variant, its neighbours, and which view is shown."""
+
+from __future__ import annotations
+
+import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
+
+from app.components.head_line import step_button
+from app.state import Selection, Widget
+from dexviz.figures.numbers import three
+from dexviz.noise_records import NoiseOnPrompt
+from dexviz.records import VIEWS, head_name
+
+
+def noise_line(found: NoiseOnPrompt | None, choice: Selection, size: tuple[int, int], *, variants: bool) -> DeltaGenerator:
+    """Name, SNR, previous and next head, a switch between the views where there are two; returns the place for a menu."""
+    with st.container(horizontal=True, vertical_alignment="center", gap="small", key="head-line"):
+        step_button("Previous head", "previous", "left", (-1, *size))
+        with st.container(key="head-name", width="content"):
+            st.markdown(f"**{head_name(choice.layer, choice.head)}**")
+        step_button("Next head", "next", "right", (1, *size))
+        if found is not None:
+            st.markdown(snr_text(found, choice), width="content")
+        if variants:
+            st.segmented_control(
+                "View",
+                VIEWS,
+                key=Widget.NOISE_VIEW,
+                persist_state="session",
+                required=True,
+                format_func=str.capitalize,
+                label_visibility="collapsed",
+            )
+        return st.container(width="content")
+
+
+def snr_text(found: NoiseOnPrompt, choice: Selection) -> str:
+    """SNR of the selected head in every view that has it."""
+    place, parts = (choice.layer, choice.head), []
+    for name, color, heads in (("base", "blue", found.base), ("variant", "orange", found.variant)):
+        if heads is not None and all(i < n for i, n in zip(place, heads.snr.shape, strict=True)):
+            parts.append(f":{color}[{name} **{three(float(heads.snr[place]))}**]")
+    if found.same_heads and found.variant is not None:
+        parts.append(f"change **{three(float(found.variant.snr[place] - found.base.snr[place]), signed=True)}**")
+    return "SNR  " + "  ".join(parts)
