@@ -30,6 +30,8 @@ OnStep = Callable[[int, int], None]
 """The same of one stage."""
 _BATCH_TOKENS = 1024
 """Tokens that follow a context in one batch, padding included: bounds the logits that are held at a time."""
+_CACHED_TOKENS = 1 << 15
+"""Tokens of a batch whose keys and values are held at a time, the context counted once a row."""
 
 
 def stage(progress: Progress | None, name: str) -> OnStep | None:
@@ -105,7 +107,7 @@ def _read(view: View, context: np.ndarray, paths: Sequence[Path]) -> Iterator[tu
     last_only = {"logits_to_keep": 1} if "logits_to_keep" in accepted else {}
     name = "cache" if "cache" in accepted else "past_key_values"
     context_N = torch.from_numpy(context).to(model.device)
-    for batch in _batches(paths):
+    for batch in _batches(paths, len(context)):
         ids_RA = torch.zeros(len(batch), len(batch[-1]), dtype=torch.int64)
         for row, path in enumerate(batch):
             ids_RA[row, : len(path)] = torch.tensor(path)
@@ -126,11 +128,12 @@ def _read(view: View, context: np.ndarray, paths: Sequence[Path]) -> Iterator[tu
                 yield path, model(whole[None], use_cache=False).logits[0, len(context) - 1 :]
 
 
-def _batches(paths: Sequence[Path]) -> Iterator[list[Path]]:
-    """Paths in batches from short to long, which hold at most `_BATCH_TOKENS` once padded, or one path."""
+def _batches(paths: Sequence[Path], context: int) -> Iterator[list[Path]]:
+    """Paths in batches from short to long, which after a context of so many tokens keep to the bounds, or hold one path."""
     batch: list[Path] = []
     for path in sorted(paths, key=len):
-        if batch and (len(batch) + 1) * len(path) > _BATCH_TOKENS:
+        rows, tokens = len(batch) + 1, len(path)
+        if batch and (rows * tokens > _BATCH_TOKENS or rows * (context + tokens) > _CACHED_TOKENS):
             yield batch
             batch = []
         batch.append(path)

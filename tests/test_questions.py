@@ -60,11 +60,15 @@ def test_models_without_a_plain_cache(pair: ModelPair, monkeypatch: pytest.Monke
 
 def test_a_batch_never_holds_more_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(questions, "_BATCH_TOKENS", 12)
-    paths = [(1,) * n for n in (3, 0, 5, 1, 20, 4, 2)]
-    batches = list(questions._batches(paths))
-    assert sorted(path for batch in batches for path in batch) == sorted(paths)
-    assert all(len(batch) == 1 or len(batch) * max(map(len, batch)) <= 12 for batch in batches)
-    assert len(batches) < len(paths)
+    monkeypatch.setattr(questions, "_CACHED_TOKENS", 36)
+    paths = [(1,) * n for n in (3, 0, 5, 1, 20, 4, 2, 1)]
+    for context, fewest in ((1, 4), (15, 6), (50, 8)):
+        batches = list(questions._batches(paths, context))
+        assert sorted(path for batch in batches for path in batch) == sorted(paths)
+        assert len(batches) == fewest
+        for batch in batches:
+            longest = max(map(len, batch))
+            assert len(batch) == 1 or (len(batch) * longest <= 12 and len(batch) * (context + longest) <= 36)
 
 
 def test_questions_longer_than_the_model_reads(tmp_path: Path) -> None:
