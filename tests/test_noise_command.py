@@ -161,6 +161,7 @@ def test_claims(run: Run, adapter: Path) -> None:
         ((*ASK, "--resamples", "200"), "Expected options of a marked prompt, got --resamples"),
         (("noise", "--battery", "--needle", "x"), "Expected options of --battery, got --needle"),
         (("noise", "--claims", "--score", "signed"), "Expected options of --claims, got --score"),
+        (("noise", "--claims", "--per-cell", "0"), "Expected options of --claims, got --per-cell"),
         (("noise", "--claims", "--chat"), "Expected options of --claims, got --chat"),
         (("noise", "--claims", "in-context,magic"), "Expected some of the claims in-context, contradiction, outliers"),
         (("noise", "--claims", "--orders", "1"), "Expected 2 to 1,000 orders of the examples, got 1"),

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dexviz.bootstrap import Bootstrap
 from dexviz.claims_records import ClaimsRequest
 from dexviz.commands.capture import read_prompt
 from dexviz.commands.common import Answer, load, new_file, note_progress
@@ -48,7 +49,8 @@ def _check_options(arguments: Namespace, kind: str) -> None:
     """Refuse options that would have no effect."""
     refused = [name for other, names in _ONLY_FOR.items() if other != kind for name in names]
     for name in (*refused, *_NOT_FOR[kind]):
-        if getattr(arguments, name) not in (None, False, []):
+        value = getattr(arguments, name)
+        if value is not None and value is not False and value != []:
             what = "a marked prompt" if kind == "prompt" else f"--{kind}"
             raise PromptError(f"options of {what}", f"--{name.replace('_', '-')}", "Leave it out, or ask for something else.")
 
@@ -84,7 +86,7 @@ def _prompt(arguments: Namespace) -> _Measure:
 
 def _battery(arguments: Namespace) -> _Measure:
     request = BatteryRequest(**_given(arguments, "lengths", "depths", "per_cell", "seed", "score", "space"))
-    bootstrap = ClaimsRequest(**_given(arguments, "resamples", "level", "seed")).bootstrap()
+    bootstrap = Bootstrap(**_given(arguments, "resamples", "level", "seed"))
 
     def measure(pair: ModelPair) -> Answer:
         from dexviz.battery import noise_battery
