@@ -71,6 +71,7 @@ def _span(text: str) -> tuple[int, int]:
 _READ: dict[str, Callable[[str], Any]] = {
     "base": _text(300),
     "adapter": _text(300),
+    "variant": _text(300),
     "draft": _text(MAX_TEXT),
     "chat": lambda text: _one_of(("1", "0"))(text) == "1",
     "score": _one_of(SCORES),

@@ -27,6 +27,18 @@ PRESETS: dict[str, str] = {
     "Code": CODE,
     "Scripts": SCRIPTS,
 }
+RETRIEVAL = (
+    "amber fox 42 quiet owl 17 amber heron 60 calm fox 23 silver lynx 35 amber owl 51 rusty fox 19 tidy mole 68 ? amber fox"
+)
+RETRIEVAL_PRESETS: dict[str, str] = {"Facts": RETRIEVAL}
+"""For models of the retrieval language, which know no other words."""
+
+
+def presets_for(base: str) -> dict[str, str]:
+    """Presets in the language of a model."""
+    return RETRIEVAL_PRESETS if base.startswith("retrieval-") else PRESETS
+
+
 _MARKED: dict[str, tuple[tuple[str, ...], str]] = {
     NEEDLE: (("The code of the blue door is 7412.",), "Question: what is the code of the blue door? Answer:"),
     DISTRACTORS: (
@@ -34,6 +46,7 @@ _MARKED: dict[str, tuple[tuple[str, ...], str]] = {
         "Question: What is the locker number of Tove Quill?\nAnswer: The locker number of Tove Quill is",
     ),
     IN_CONTEXT: (("sparrow: bird", "heron: bird"), "robin:"),
+    RETRIEVAL: (("amber fox 42",), "? amber fox"),
     CODE: (("width * height",), "def volume(width, height, depth):\n    return area("),
 }
 """Prompt → needles and question, each by the first place where it stands."""

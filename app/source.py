@@ -10,7 +10,7 @@ import numpy as np
 from app import cache, gallery, state
 from app.cache import Failed, Outcome, Ready
 from dexviz.errors import SnapshotError
-from dexviz.records import CaptureRequest, ViewName, head_name
+from dexviz.records import CaptureRequest, Score, ViewName, head_name
 from dexviz.requests import CaptureView, MapHead, PairSpec, Prompt
 
 Window = tuple[int, int, int, int]
@@ -27,8 +27,16 @@ class Source(Protocol):
         """One head's two maps, base first."""
         ...
 
-    def map(self, view: ViewName, layer: int, head: int, window: Window | None = None, pool: int | None = None) -> Outcome:
-        """One head's signed map in one view."""
+    def map(
+        self,
+        view: ViewName,
+        layer: int,
+        head: int,
+        window: Window | None = None,
+        pool: int | None = None,
+        score: Score = "signed",
+    ) -> Outcome:
+        """One head's map in one view."""
         ...
 
 
@@ -48,9 +56,17 @@ class Live:
         base = MapHead(self.pair, self.prompt, "base", layer, head, self.request.score, self.request.space, window, pool)
         return cache.ask(base, replace(base, view="variant"), patience=2.0)
 
-    def map(self, view: ViewName, layer: int, head: int, window: Window | None = None, pool: int | None = None) -> Outcome:
+    def map(
+        self,
+        view: ViewName,
+        layer: int,
+        head: int,
+        window: Window | None = None,
+        pool: int | None = None,
+        score: Score = "signed",
+    ) -> Outcome:
         return cache.ask(
-            MapHead(self.pair, self.prompt, view, layer, head, "signed", self.request.space, window, pool), patience=2.0
+            MapHead(self.pair, self.prompt, view, layer, head, score, self.request.space, window, pool), patience=2.0
         )
 
 
@@ -69,11 +85,19 @@ class Stored:
             return Failed(f"This example holds no map of {head_name(layer, head)}. Press Run to compute it with the model.")
         return Ready(found)
 
-    def map(self, view: ViewName, layer: int, head: int, window: Window | None = None, pool: int | None = None) -> Outcome:
+    def map(
+        self,
+        view: ViewName,
+        layer: int,
+        head: int,
+        window: Window | None = None,
+        pool: int | None = None,
+        score: Score = "signed",
+    ) -> Outcome:
         found = gallery.map_in(self.example.base if view == "base" else self.example.variant, layer, head)
-        if found is None or found.score != "signed" or not np.isfinite(found.attention).any():
+        if found is None or found.score != score or not np.isfinite(found.attention).any():
             return Failed(
-                f"This example holds no signed map of {head_name(layer, head)}. Press Run to compute it with the model."
+                f"This example holds no such map of {head_name(layer, head)}. Press Run to compute it with the model."
             )
         return Ready((found,))
 

@@ -14,7 +14,7 @@ from urllib.parse import urlencode
 import streamlit as st
 
 from app import links
-from app.presets import PRESETS, marks_of
+from app.presets import marks_of, presets_for
 from dexviz.noise_records import BatteryRequest, Span
 from dexviz.records import STATISTICS, Score, Space, ViewName
 from dexviz.requests import ModelInfo, PairSpec, Prompt
@@ -33,7 +33,7 @@ class Widget:
 
     BASE, ADAPTER, DRAFT, CHAT = "base", "adapter", "draft", "chat"
     SCORE, SPACE, STATISTIC, SIDE = "score", "space", "statistic", "side"
-    NOISE_VIEW = "view"
+    NOISE_VIEW, VARIANT = "view", "variant"
 
 
 @dataclass(frozen=True)
@@ -115,6 +115,7 @@ DEFAULTS: dict[str, Any] = {
     "focus": None,
     "goto": None,
     "refused": None,
+    Widget.VARIANT: NO_ADAPTER,
     "marked": None,
     Widget.NOISE_VIEW: "variant",
     "battery": None,
@@ -144,7 +145,10 @@ def begin(models: list[ModelInfo], example: Callable[[str], Ran | None]) -> None
     opened = example(wanted["example"]) if "example" in wanted else None
     if opened is not None and Widget.DRAFT not in wanted:
         _fill_in(opened, known)
-    if wanted.get(Widget.DRAFT) and {st.session_state[Widget.BASE], st.session_state[Widget.ADAPTER]} <= known:
+    if wanted.get(Widget.VARIANT, NO_ADAPTER) != NO_ADAPTER:
+        st.session_state[Widget.ADAPTER] = NO_ADAPTER
+    chosen = {st.session_state[key] for key in (Widget.BASE, Widget.ADAPTER, Widget.VARIANT)}
+    if wanted.get(Widget.DRAFT) and chosen <= known:
         st.session_state.ran = Ran(current().pair, current().draft)
     if needle or question:
         st.session_state.marked = Marked(current().draft, needle, question)
@@ -161,9 +165,9 @@ def _fill_in(opened: Ran, known: set[str]) -> None:
 def current() -> Selection:
     """This session's choices."""
     s = st.session_state
-    adapter = None if s[Widget.ADAPTER] in (NO_ADAPTER, None, "") else s[Widget.ADAPTER]
+    adapter, second = (None if s[key] in (NO_ADAPTER, None, "") else s[key] for key in (Widget.ADAPTER, Widget.VARIANT))
     return Selection(
-        pair=PairSpec(s[Widget.BASE] or DEFAULT_BASE, adapter),
+        pair=PairSpec(s[Widget.BASE] or DEFAULT_BASE, None if second else adapter, second),
         draft=Prompt(s[Widget.DRAFT] or "", bool(s[Widget.CHAT])),
         ran=s.ran,
         example=s.example,
@@ -189,13 +193,28 @@ def default_adapter(base: str, models: list[ModelInfo]) -> str:
 
 
 def choose_base(models: list[ModelInfo]) -> None:
-    """Another base model was chosen: its own default adapter comes with it."""
-    st.session_state[Widget.ADAPTER] = default_adapter(st.session_state[Widget.BASE], models)
+    """Another base model was chosen: its own default adapter, or the model made to be compared with it, comes along."""
+    base = st.session_state[Widget.BASE]
+    st.session_state[Widget.ADAPTER] = default_adapter(base, models)
+    partners = (model.partner for model in models if model.name == base and model.partner)
+    st.session_state[Widget.VARIANT] = next(partners, NO_ADAPTER)
+
+
+def choose_adapter() -> None:
+    """An adapter takes the place of a second model."""
+    if st.session_state[Widget.ADAPTER] != NO_ADAPTER:
+        st.session_state[Widget.VARIANT] = NO_ADAPTER
+
+
+def choose_variant() -> None:
+    """A second model takes the place of an adapter."""
+    if st.session_state[Widget.VARIANT] != NO_ADAPTER:
+        st.session_state[Widget.ADAPTER] = NO_ADAPTER
 
 
 def use_preset(name: str) -> None:
     """Put a preset into the prompt box."""
-    st.session_state[Widget.DRAFT] = PRESETS[name]
+    st.session_state[Widget.DRAFT] = presets_for(st.session_state[Widget.BASE])[name]
 
 
 def run_prompt() -> None:
@@ -317,6 +336,8 @@ def _query() -> dict[str, str]:
         values["example"] = s.example
     elif s.ran is not None:
         values |= {Widget.BASE: s.ran.pair.base, Widget.ADAPTER: s.ran.pair.adapter or NO_ADAPTER}
+        if s.ran.pair.variant is not None:
+            values[Widget.VARIANT] = s.ran.pair.variant
         values |= {Widget.DRAFT: s.ran.prompt.text, Widget.CHAT: s.ran.prompt.chat}
         if s.marked is not None and s.marked.prompt == s.ran.prompt:
             values |= {"needle": s.marked.needle, "question": s.marked.question}

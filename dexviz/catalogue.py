@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from safetensors import safe_open
+
 from dexviz.errors import AdapterError, ModelError
 from dexviz.requests import ModelInfo
 
 ADAPTERS = Path(__file__).resolve().parent.parent / "adapters"
+PAIRS = ADAPTERS.parent / "pairs"
+"""Pairs of models that the project has trained itself: pairs/<pair>/<kind>/, complete model folders."""
+PAIR_KINDS = {"llama": ("llama", "Llama"), "diffllama": ("diff", "DiffLlama")}
+"""Folder of a kind → the end of its name, and what it is called; the first is the base of the others."""
 ADAPTER_CONFIG = "adapter_config.json"
+MODEL_WEIGHTS = "model.safetensors"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 DEFAULT_ADAPTER = "default"
 
@@ -81,7 +89,7 @@ def unknown_model(name: str) -> ModelError:
     """What to tell someone who asks for a model that is neither known, nor a folder, nor a hub id."""
     got = f"{name!r}, a folder that does not exist" if name.startswith(("/", ".", "~")) else repr(name)
     return ModelError(
-        f"a known model ({', '.join(KNOWN_MODELS)}), a folder, or a hub id like owner/name",
+        f"a known model ({', '.join([*KNOWN_MODELS, *shipped_models()])}), a folder, or a hub id like owner/name",
         got,
         "`python -m dexviz models` lists the known ones.",
     )
@@ -96,6 +104,24 @@ def installed_path(name: str) -> Path | None:
     """Folder of the known model on this machine, or None where it is not installed (or not known)."""
     folder = model_folder(name)
     return folder if name in KNOWN_MODELS and (folder / "config.json").is_file() else None
+
+
+def shipped_models() -> dict[str, Path]:
+    """Name → folder of the models that come with dexviz, such as retrieval-llama and retrieval-diff; bases first."""
+    return {
+        f"{pair.name}-{end}": pair / kind
+        for pair in (sorted(PAIRS.iterdir()) if PAIRS.is_dir() else [])
+        for kind, (end, _) in PAIR_KINDS.items()
+        if (pair / kind / "config.json").is_file()
+    }
+
+
+def partner_of(name: str) -> str | None:
+    """The second model of the shipped pair whose base this is; None for any other model."""
+    folder = shipped_models().get(name)
+    if folder is None or folder.name != next(iter(PAIR_KINDS)):
+        return None
+    return next((other for other, path in shipped_models().items() if path.parent == folder.parent and other != name), None)
 
 
 def shipped_adapters() -> dict[str, Path]:
@@ -149,6 +175,17 @@ def _models() -> Iterator[ModelInfo]:
     for model in KNOWN_MODELS.values():
         ready = installed_path(model.name) is not None
         yield ModelInfo(model.name, model.title, "model", None, model.licence, model.parameters, ready)
+    for name, folder in shipped_models().items():
+        title = f"{folder.parent.name.capitalize()} {PAIR_KINDS[folder.name][1]}"
+        ready = (folder / MODEL_WEIGHTS).is_file()
+        parameters = _parameters(folder / MODEL_WEIGHTS) if ready else 0
+        yield ModelInfo(name, title, "model", None, "Apache-2.0", parameters, ready, partner_of(name))
+
+
+def _parameters(weights: Path) -> int:
+    """Numbers in a safetensors file, by its header."""
+    with safe_open(weights, framework="numpy") as file:
+        return sum(math.prod(file.get_slice(key).get_shape()) for key in file.keys())  # noqa: SIM118
 
 
 def _adapters() -> Iterator[ModelInfo]:

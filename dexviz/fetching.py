@@ -33,6 +33,7 @@ from dexviz.catalogue import (
     known_model,
     model_folder,
     shipped_adapters,
+    shipped_models,
     unknown_model,
 )
 from dexviz.errors import AdapterError, ModelError
@@ -76,7 +77,7 @@ def resolve_model(name: str, *, progress: Report | None = None) -> Path:
     """
     if name in KNOWN_MODELS:
         return fetch(name, progress=progress)
-    folder = _local_folder(name)
+    folder = shipped_models().get(name) or _local_folder(name)
     if folder is None and not HUB_ID.fullmatch(name):
         raise unknown_model(name)
     folder = folder or _from_hub(name, MODEL_FILES, "model")

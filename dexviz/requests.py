@@ -21,7 +21,7 @@ class PairSpec:
     adapter: str | None = None
     """"default" or another known name, hub id, or folder."""
     variant: str | None = None
-    """A second model with the same tokenizer; excludes `adapter`."""
+    """A second model; excludes `adapter`."""
 
 
 @dataclass(frozen=True)
@@ -141,8 +141,8 @@ class PairInfo:
     parameters: int
     dtype: str
     device: str
-    lam: tuple[float, ...]
-    """λ per layer of the variant; zeros without DEX."""
+    lam: tuple[float | None, ...]
+    """λ per layer of the variant; zeros without DEX or DIFF, None in DIFF V2, where every token has its own."""
     selected: tuple[tuple[int, ...], ...]
     """Heads that DEX adapts, per layer."""
     checks: Mapping[str, float]
@@ -151,6 +151,11 @@ class PairInfo:
     """What the cost of a capture follows from."""
     projections: tuple[str, ...] = ()
     """Projections that the variant's adapter changes: "W_K", "W_V", "W_O"."""
+    variant_layers: int = 0
+    """Layers and score heads of the variant; those of signed scores, so logical heads of a DIFF Transformer."""
+    variant_heads: int = 0
+    pairing: str | None = None
+    """Softmax heads of the variant's logical head p, such as "p, p + H/2"; None unless it is a DIFF Transformer."""
 
 
 @dataclass(frozen=True)
@@ -167,6 +172,8 @@ class ModelInfo:
     parameters: int
     ready: bool
     """True where its files are on this machine."""
+    partner: str | None = None
+    """A model that is made to be compared with this one."""
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -147,6 +148,7 @@ class Server:
         base, variant = pair.base, pair.variant
         layout, model = base.layout, base.model
         heads = variant.adapter.config.heads if variant.adapter is not None else ((),) * layout.layers
+        differential = variant.layout.differential
         trained = variant.adapter.trained if variant.adapter is not None else ()
         return PairInfo(
             pair=request.pair,
@@ -160,11 +162,14 @@ class Server:
             parameters=sum(p.numel() for p in model.parameters()),
             dtype=str(model.dtype).removeprefix("torch."),
             device=str(model.device),
-            lam=tuple(variant.lambdas()),
+            lam=tuple(None if math.isnan(lam) else lam for lam in variant.lambdas()),
             selected=heads,
             checks=dict(layout.checks),
             size=size_of(base),
             projections=tuple(part for part in trained if part in PROJECTIONS),
+            variant_layers=variant.layout.layers,
+            variant_heads=variant.layout.heads // 2 if differential else variant.layout.heads,
+            pairing=differential.pairing if differential else None,
         )
 
     def _tokenize(self, request: TokenizePrompt, task: Task) -> Tokens:

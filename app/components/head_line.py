@@ -26,7 +26,7 @@ def head_line(base: Capture, variant: Capture, choice: Selection) -> DeltaGenera
             if variant.selected[choice.layer, choice.head]:
                 st.badge("adapted by DEX", color="orange")
             st.markdown(
-                f"{_named(about, '{} ({})')}  :blue[base **{three(left)}**]  :orange[variant **{three(right)}**]  "
+                f"{named(about, '{} ({})')}  :blue[base **{three(left)}**]  :orange[variant **{three(right)}**]  "
                 f"change **{three(right - left, signed=True)}**",
                 width="content",
                 help=f"{about.definition} Mean over the query rows.",
@@ -43,7 +43,7 @@ def statistics_table(base: Capture, variant: Capture, choice: Selection) -> None
         left, right = float(base.mean(name)[place]), float(variant.mean(name)[place])
         table[name] = [three(left), three(right), three(right - left, signed=True)]
     columns = {
-        name: st.column_config.TextColumn(_named(statistic(name), "{}, {}"), help=statistic(name).definition) for name in names
+        name: st.column_config.TextColumn(named(statistic(name), "{}, {}"), help=statistic(name).definition) for name in names
     }
     st.dataframe(
         table, column_config={"": st.column_config.TextColumn("Mean over rows"), **columns}, hide_index=True, key="head-table"
@@ -55,6 +55,6 @@ def step_button(label: str, key: str, side: str, args: tuple[int, int, int]) -> 
     st.button(label, icon=f":material/chevron_{side}:", help=label, key=key, on_click=state.step_head, args=args)
 
 
-def _named(about: Statistic, form: str) -> str:
+def named(about: Statistic, form: str) -> str:
     """Label and unit, or the label alone where it ends with the unit."""
     return about.label if about.label.endswith(about.unit) else form.format(about.label, about.unit)

@@ -45,7 +45,7 @@ def maps_panel(source: Source, base: Capture, choice: Selection, menu: DeltaGene
         title=_title(left, len(tokens)),
         lock=event.lock,
         strips=_strips(source, choice, event.strip_window(len(tokens)) if window or pool else None),
-        on_change=_remember,
+        on_change=remember,
     )
     return left, right
 
@@ -58,7 +58,7 @@ def _strips(source: Source, choice: Selection, window: tuple[int, int, int, int]
     return [outcome.values] if isinstance(outcome, Ready) else []
 
 
-def _remember(event: MapEvent) -> None:
+def remember(event: MapEvent) -> None:
     state.remember_map(None if event.lock is None else (event.lock.query, event.lock.key), event.focus)
 
 

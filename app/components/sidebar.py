@@ -7,7 +7,7 @@ import streamlit as st
 from app import cache, state
 from app.cache import Failed, Pending
 from app.components.text import plain
-from app.presets import PRESETS
+from app.presets import presets_for
 from app.state import Selection, Widget
 from dexviz.figures.numbers import three
 from dexviz.probes.heads import statistic
@@ -15,6 +15,7 @@ from dexviz.records import SCORES, STATISTICS
 from dexviz.requests import ModelInfo, PairInfo, PairSpec, TokenizePrompt
 
 CHARACTERS_PER_TOKEN = 4
+UNKNOWN = "<unk>"
 SCORE_HELP = (
     "**Attention**: the softmax weights A.  \n**Signed**: S = A minus what the variant cancels; in the base it is A itself.  \n"
     "**Contribution**: the key's share of the head's output along that output; rows sum to 1, entries may be negative."
@@ -58,21 +59,35 @@ def _base_text(info: PairInfo | None, stored: bool) -> str:
 
 
 def _variant_name(pair: PairSpec) -> str:
+    if pair.variant is not None:
+        return f"model {pair.variant}"
     return "the base itself" if pair.adapter is None else f"adapter {pair.adapter}"
 
 
 def variant_text(pair: PairSpec, info: PairInfo | None, stored: bool) -> str:
     """What the variant is: its λ and adapted heads, the projections that it changes, or that there is none."""
-    if pair.adapter is None:
-        return "Choose an adapter to compare."
+    if pair.adapter is None and pair.variant is None:
+        return "Choose an adapter or a second model to compare."
     if info is None:
         return "Of the example on screen." if stored else "Not loaded yet."
-    lam = [value for value, heads in zip(info.lam, info.selected, strict=True) if heads]
+    if pair.variant is not None:
+        return _second_text(info)
+    lam = [value for value, heads in zip(info.lam, info.selected, strict=True) if heads and value is not None]
     parts = [f"changes {', '.join(info.projections)}"] if info.projections else []
     if lam:
         ends = dict.fromkeys((three(min(lam)), three(max(lam))))
         parts.insert(0, f"λ {' to '.join(ends)}; adapts {sum(map(len, info.selected))} of {info.layers * info.heads} heads")
     return "; ".join(parts)
+
+
+def _second_text(info: PairInfo) -> str:
+    """Size of a second model, and for a DIFF Transformer its λ and its pairs of heads."""
+    size = f"{info.variant_layers} layers × {info.variant_heads}"
+    if info.pairing is None:
+        return f"{size} heads"
+    known = [value for value in info.lam if value is not None]
+    lam = " to ".join(dict.fromkeys((three(min(known)), three(max(known))))) if known else "one a token"
+    return f"{size} logical heads (softmax heads {info.pairing}); λ {lam}"
 
 
 def _model_choice(choice: Selection, known: list[ModelInfo], titles: dict[str, str]) -> None:
@@ -94,7 +109,19 @@ def _model_choice(choice: Selection, known: list[ModelInfo], titles: dict[str, s
         key=Widget.ADAPTER,
         persist_state="session",
         accept_new_options=True,
+        on_change=state.choose_adapter,
         help="A known adapter of this base, or type a folder or hub id. Without one the variant is the base.",
+    )
+    second = choice.pair.variant or state.NO_ADAPTER
+    st.selectbox(
+        "Second model in place of an adapter",
+        _with([state.NO_ADAPTER, *(name for name in titles if name != base)], second),
+        key=Widget.VARIANT,
+        persist_state="session",
+        accept_new_options=True,
+        format_func=lambda name: titles.get(name, name),
+        on_change=state.choose_variant,
+        help="Another model with the same tokenizer, such as a DIFF Transformer, or type a folder or hub id.",
     )
     st.caption("The choice takes effect with Run.")
 
@@ -108,7 +135,7 @@ def _prompt(choice: Selection, info: PairInfo | None) -> None:
         "Prompt", key=Widget.DRAFT, height=150, persist_state="session", placeholder="Type a prompt, or take one below."
     )
     with st.container(horizontal=True, gap="xsmall"):
-        for name in PRESETS:
+        for name in presets_for(choice.pair.base):
             st.button(name, key=f"preset-{name}", type="tertiary", on_click=state.use_preset, args=(name,))
     st.toggle(
         "Chat template", key=Widget.CHAT, persist_state="session", help="Put the model's chat template around the prompt."
@@ -174,6 +201,8 @@ def _count_text(choice: Selection, info: PairInfo | None) -> str:
     tokens = len(counted.values[0])
     cost = cache.cost_of(info, tokens)
     size = f"{tokens:,} of {info.max_tokens:,} tokens · {cost}"
+    if unknown := counted.values[0].labels.count(UNKNOWN):
+        size += f"  \n:red[{unknown} {'word is' if unknown == 1 else 'words are'} unknown to this model.]"
     return size if cost.refusal is None else f"{size}  \n:red[{plain(cost.refusal)}]"
 
 

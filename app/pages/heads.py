@@ -6,6 +6,7 @@ import streamlit as st
 
 from app import source, state
 from app.cache import Failed, Ready
+from app.components.apart import heads_apart, other_heads
 from app.components.dex_panel import dex_panel, gain_panel
 from app.components.empty import example_line, no_prompt_yet
 from app.components.grid import grid_panel
@@ -37,6 +38,9 @@ def page() -> None:
 
 def show_heads(here: Source, base: Capture, variant: Capture) -> None:
     """Left the grid; right the selected head."""
+    if other_heads(base, variant):
+        heads_apart(here, base, variant)
+        return
     state.keep_head_within(base.layers, base.heads)
     state.keep_lock_within(len(base.tokens))
     choice = state.current()

@@ -82,3 +82,12 @@ def _check_same_prompt(base: Capture, variant: Capture) -> None:
             f"{base.stats['entropy'].shape} and {variant.stats['entropy'].shape}",
             "Capture both views with the same tokens.",
         )
+
+
+def pairing_text(capture: Capture, head: int) -> str | None:
+    """The two softmax heads of a logical head of a DIFF Transformer, such as "A₁: head 1, A₂: head 5"; None for other heads."""
+    pairing = capture.provenance.get("pairing")
+    if not pairing or capture.request.score == "attention":
+        return None
+    first, second = (2 * head, 2 * head + 1) if str(pairing).startswith("2p") else (head, head + capture.heads)
+    return f"A₁: head {first}, A₂: head {second}"
