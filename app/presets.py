@@ -27,6 +27,8 @@ PRESETS: dict[str, str] = {
     "Code": CODE,
     "Scripts": SCRIPTS,
 }
+RETRIEVAL_MODELS = "retrieval-"
+"""How names of models of the retrieval language begin."""
 RETRIEVAL = (
     "amber fox 42 quiet owl 17 amber heron 60 calm fox 23 silver lynx 35 amber owl 51 rusty fox 19 tidy mole 68 ? amber fox"
 )
@@ -36,7 +38,7 @@ RETRIEVAL_PRESETS: dict[str, str] = {"Facts": RETRIEVAL}
 
 def presets_for(base: str) -> dict[str, str]:
     """Presets in the language of a model."""
-    return RETRIEVAL_PRESETS if base.startswith("retrieval-") else PRESETS
+    return RETRIEVAL_PRESETS if base.startswith(RETRIEVAL_MODELS) else PRESETS
 
 
 _MARKED: dict[str, tuple[tuple[str, ...], str]] = {

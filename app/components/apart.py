@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
 
 from app import state
 from app.cache import Ready
@@ -18,7 +19,7 @@ from app.source import Source
 from app.state import Selection, Widget
 from dexviz.figures.head_grid import head_grid
 from dexviz.figures.numbers import three
-from dexviz.probes.heads import head_statistic, pairing_text, statistic
+from dexviz.probes.heads import one_view, pairing_text, statistic
 from dexviz.records import VIEWS, Capture, HeadMap, Tokens, head_name
 
 
@@ -34,25 +35,25 @@ def heads_apart(here: Source, base: Capture, variant: Capture) -> None:
     state.keep_head_within(own.layers, own.heads)
     choice = state.current()
     st.caption(
-        f"Base: {base.layers} layers × {base.heads} heads; variant: {variant.layers} × {variant.heads}. No head of one is a head "
-        "of the other, so each view is shown by itself."
+        f"Base: {base.layers} layers × {base.heads} heads; variant: {variant.layers} × {variant.heads}. No head of one is a "
+        "head of the other, so each view is shown by itself."
     )
     left, right = st.columns([1, 2], gap="medium")
     with left:
         _grid(own, choice)
     with right:
-        _line(own, choice)
-        _map(here, own.tokens, choice)
+        menu = _line(own, choice)
+        _map(here, own.tokens, choice, menu)
     _statistics(base, variant, own, choice)
 
 
 def _grid(own: Capture, choice: Selection) -> None:
-    result = head_statistic(own, own, choice.statistic)
+    result = one_view(own, choice.statistic, choice.noise_view)
     panel_head(
         f"{result.title} by head",
         result.unit,
         key="grid",
-        explain=f"{result.definition}\n\nRows are layers, columns are heads: softmax heads, or logical heads of a DIFF Transformer.",
+        explain=f"{result.definition}\n\nRows are layers, columns heads: softmax heads, or logical heads of a DIFF Transformer.",
         downloads=(
             Download("Statistics, CSV", "dexviz-heads.csv", "text/csv", lambda: statistics_csv(own, own)),
             Download("Statistics, JSON", "dexviz-heads.json", "application/json", lambda: statistics_json(own, own)),
@@ -88,7 +89,7 @@ def _grid(own: Capture, choice: Selection) -> None:
     )
 
 
-def _line(own: Capture, choice: Selection) -> None:
+def _line(own: Capture, choice: Selection) -> DeltaGenerator:
     about, size = statistic(choice.statistic), (own.layers, own.heads)
     value = float(own.mean(choice.statistic)[choice.layer, choice.head])
     with st.container(horizontal=True, vertical_alignment="center", gap="small", key="head-line"):
@@ -100,9 +101,10 @@ def _line(own: Capture, choice: Selection) -> None:
             st.badge(pairing, color="orange")
             st.markdown(f"λ of L{choice.layer} **{three(float(own.lam[choice.layer]))}**", width="content")
         st.markdown(f"{named(about, '{} ({})')}  **{three(value)}**", width="content", help=about.definition)
+        return st.container(width="content")
 
 
-def _map(here: Source, tokens: Tokens, choice: Selection) -> None:
+def _map(here: Source, tokens: Tokens, choice: Selection, menu: DeltaGenerator) -> None:
     event = MapEvent(None if choice.lock is None else Lock(*choice.lock), choice.focus)
     window = event.window(len(tokens))
     pool = None if window else pool_for(len(tokens))
@@ -111,6 +113,8 @@ def _map(here: Source, tokens: Tokens, choice: Selection) -> None:
         stand_in(outcome, HEIGHT)
         return
     (head,) = outcome.values
+    with menu:
+        _menu(head)
     attention_map(
         head,
         None,
@@ -118,10 +122,10 @@ def _map(here: Source, tokens: Tokens, choice: Selection) -> None:
         key=state.MAP_KEY,
         title=f"{head.score.capitalize()} scores of {head_name(head.layer, head.head)}, {choice.noise_view}",
         names=(choice.noise_view.capitalize(), ""),
+        only=choice.noise_view,
         lock=event.lock,
         on_change=remember,
     )
-    _menu(head)
 
 
 def _menu(head: HeadMap) -> None:

@@ -18,7 +18,7 @@ import streamlit as st
 
 from app.components.map_payload import EXACT_LIMIT, clip_label, digest, encode, pool_for, window_around
 from dexviz.figures.palette import ACCENTS, DIVERGING, SEQUENTIAL
-from dexviz.records import HeadMap, Tokens, head_name
+from dexviz.records import HeadMap, Tokens, ViewName, head_name
 
 __all__ = ["EXACT_LIMIT", "Lock", "MapEvent", "attention_map", "decode_event", "pool_for"]
 
@@ -114,6 +114,7 @@ def attention_map(
     title: str | None = None,
     names: tuple[str, str] = ("Base", "Variant"),
     third: Third = DIFFERENCE,
+    only: ViewName | None = None,
     lock: Lock | Literal["keep"] | None = KEEP,
     strips: Sequence[tuple[HeadMap, HeadMap | None]] = (),
     on_change: Callable[[MapEvent], None] | None = None,
@@ -127,6 +128,7 @@ def attention_map(
         title: stands above the panels; the head's name unless given.
         names: what base and variant are called.
         third: what their difference is called, and where it stands.
+        only: the view that stands alone, for its colour.
         lock: the lock the page wants, for a page that keeps locks in its own state; `KEEP` leaves it to the component.
         strips: exact rows (1 × N) or columns (N × 1) of both views, which replace tile means in the token strip.
         on_change: called with the new event before the rerun that it causes.
@@ -136,7 +138,7 @@ def attention_map(
         BudgetError: the maps are too large for one payload.
     """
     reported = _reported(key, tokens)
-    header = map_header(base, tokens, key=key, title=title, names=names, third=third)
+    header = map_header(base, tokens, key=key, title=title, names=names, third=third) | {"only": only}
     if lock != KEEP and lock != reported.lock:
         header["lock"] = asdict(lock or Lock())
 

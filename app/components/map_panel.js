@@ -108,7 +108,7 @@ class Panel {
     this.picture = new OffscreenCanvas(map.cols, map.rows);
     this.picture.getContext("2d").putImageData(paintPlane(map, this.name, scales[this.name], options.hideSink), 0, 0);
     this.scaled = null;
-    this.title.replaceChildren(make("span", `swatch ${this.name}`), document.createTextNode(panelTitle(header, this.name)));
+    this.title.replaceChildren(make("span", `swatch ${header.only ?? this.name}`), document.createTextNode(panelTitle(header, this.name)));
     if (this.name === "difference") this.title.append(make("span", "formula", header.third.formula));
     this.canvas.setAttribute(
       "aria-label",

@@ -14,6 +14,7 @@ from app.components.theme import theme
 from app.components.waiting import stand_in
 from app.downloads import as_json
 from app.state import Selection
+from app.presets import RETRIEVAL_MODELS
 from dexviz.claims_records import ClaimsReport
 from dexviz.figures.noise_curves import interval_curve
 from dexviz.figures.numbers import three
@@ -52,12 +53,14 @@ def battery_panel(pair: PairSpec, choice: Selection) -> None:
 
 
 def _offer(pair: PairSpec) -> None:
-    cells = 2 * len(QUICK.depths)
+    facts = pair.base.startswith(RETRIEVAL_MODELS)
+    lengths = "4 to 48 facts" if facts else "256 and 512 tokens in prose"
+    prompts = len(QUICK.depths) * QUICK.per_cell * (4 if facts else 2)
     with st.container(border=True, height=HEIGHT, vertical_alignment="center"):
         st.markdown("One prompt says little. A battery measures the pair on made-up needle prompts.")
         st.caption(
-            f"{cells * QUICK.per_cell} prompts of 256 and 512 tokens in prose, {PASSES_A_PROMPT} passes each: minutes on a "
-            "CPU. It can be cancelled, and `python -m dexviz noise --battery` runs larger ones."
+            f"{prompts} prompts of {lengths}, {PASSES_A_PROMPT} passes each: {'seconds' if facts else 'minutes'} on a CPU. "
+            "It can be cancelled, and `python -m dexviz noise --battery` runs larger ones."
         )
         st.button("Measure the pair", key="battery-start", on_click=state.start_battery, args=(pair, QUICK))
 

@@ -35,10 +35,11 @@ def noise_line(found: NoiseOnPrompt | None, choice: Selection, size: tuple[int, 
 
 
 def snr_text(found: NoiseOnPrompt, choice: Selection) -> str:
-    """SNR of the selected head in every view that has it."""
+    """SNR of the selected head: of both views where it is the same head in both, else of the view that is shown."""
     place, parts = (choice.layer, choice.head), []
+    both = found.same_heads or found.variant is None
     for name, color, heads in (("base", "blue", found.base), ("variant", "orange", found.variant)):
-        if heads is not None and all(i < n for i, n in zip(place, heads.snr.shape, strict=True)):
+        if heads is not None and (both or name == choice.noise_view):
             parts.append(f":{color}[{name} **{three(float(heads.snr[place]))}**]")
     if found.same_heads and found.variant is not None:
         parts.append(f"change **{three(float(found.variant.snr[place] - found.base.snr[place]), signed=True)}**")

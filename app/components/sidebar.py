@@ -54,8 +54,13 @@ def _base_text(info: PairInfo | None, stored: bool) -> str:
     if info is None:
         return "Of the example on screen; no model is loaded for it." if stored else "Not loaded yet; the first Run loads it."
     return plain(
-        f"{info.layers} layers × {info.heads} heads, {info.parameters / 1e6:,.0f} M parameters, {info.dtype}, {info.device}"
+        f"{info.layers} layers × {info.heads} heads, {_millions(info.parameters)} parameters, {info.dtype}, {info.device}"
     )
+
+
+def _millions(parameters: int) -> str:
+    """Number of parameters in millions, with three digits where they are few."""
+    return f"{parameters / 1e6:,.0f} M" if parameters >= 10_000_000 else f"{three(parameters / 1e6)} M"
 
 
 def _variant_name(pair: PairSpec) -> str:

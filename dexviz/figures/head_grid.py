@@ -30,7 +30,7 @@ def head_grid(
 ) -> go.Figure:
     """Layers × heads of `head_statistic`, with each layer's mean beside it.
 
-    `side` is base, variant or change; base and variant share one colour scale. `adapted` [L, H] marks the heads that DEX
+    `side` is base, variant or change, or the only side there is; base and variant share one colour scale. `adapted` [L, H] marks the heads that DEX
     adapts. `width` is what the figure will roughly get; it decides the size of the markers.
     """
     values = result.values[result.labels["side"].index(side)]
@@ -123,16 +123,18 @@ def _color_bar(result: ProbeResult, side: str, theme: Theme) -> dict[str, object
 
 
 def _hover_texts(result: ProbeResult, adapted: np.ndarray | None) -> list[str]:
-    base, variant, change = result.values
-    layers, heads = base.shape
+    sides = result.labels["side"]
+    layers, heads = result.values[0].shape
     texts = []
     for layer in range(layers):
         for head in range(heads):
             badge = " · adapted by DEX" if adapted is not None and adapted[layer, head] else ""
             texts.append(
                 f"<b>{head_name(layer, head)}</b>{badge}<br>{result.title}, {result.unit}"
-                f"<br>base {three(base[layer, head])}<br>variant {three(variant[layer, head])}"
-                f"<br>change {three(change[layer, head], signed=True)}"
+                + "".join(
+                    f"<br>{side} {three(values[layer, head], signed=side == 'change')}"
+                    for side, values in zip(sides, result.values, strict=True)
+                )
             )
     return texts
 
@@ -157,7 +159,7 @@ def _ring(selected: tuple[int, int], size: float, theme: Theme) -> go.Scatter:
 
 def _add_profile(figure: go.Figure, result: ProbeResult, side: str, theme: Theme) -> np.ndarray:
     """Mean over the heads of each layer, on the second x axis; returns all means."""
-    sides = ("change",) if side == "change" else ("base", "variant")
+    sides = tuple(name for name in result.labels["side"] if (name == "change") == (side == "change"))
     drawn = []
     for name in sides:
         values = result.values[result.labels["side"].index(name)]

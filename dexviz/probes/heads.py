@@ -34,22 +34,30 @@ def head_statistic(base: Capture, variant: Capture, name: str) -> ProbeResult:
         CaptureError: the captures are not of one prompt, or hold no such statistic.
     """
     _check_same_prompt(base, variant)
-    about = statistic(name)
     left, right = base.mean(name), variant.mean(name)
-    labels = {
-        "side": SIDES,
-        "layer": tuple(f"L{layer}" for layer in range(base.layers)),
-        "head": tuple(f"H{head}" for head in range(base.heads)),
-    }
+    return _by_head(variant, name, SIDES, np.stack([left, right, right - left]))
+
+
+def one_view(capture: Capture, name: str, side: str) -> ProbeResult:
+    """The same of one capture alone: values [1, L, H], the side named as it is called."""
+    return _by_head(capture, name, (side,), capture.mean(name)[None])
+
+
+def _by_head(capture: Capture, name: str, sides: tuple[str, ...], values: np.ndarray) -> ProbeResult:
+    about = statistic(name)
     return ProbeResult(
         title=about.label,
         unit=about.unit,
         definition=f"{about.definition} Mean over the query rows.",
         axes=("side", "layer", "head"),
-        labels=labels,
-        values=np.stack([left, right, right - left]),
+        labels={
+            "side": sides,
+            "layer": tuple(f"L{layer}" for layer in range(capture.layers)),
+            "head": tuple(f"H{head}" for head in range(capture.heads)),
+        },
+        values=values,
         signed=about.signed,
-        meta={"statistic": name, "score": variant.request.score, "tokens": len(variant.tokens)},
+        meta={"statistic": name, "score": capture.request.score, "tokens": len(capture.tokens)},
     )
 
 
