@@ -26,6 +26,7 @@ MAX_LINK = 8000
 RESULT_PAGES = ("heads", "noise")
 GRID_KEY = "heads-grid"
 MAP_KEY = "heads-map"
+TABLE_KEY = "noise-table"
 
 
 class Widget:
@@ -273,6 +274,12 @@ def pick_in_grid(heads: int) -> None:
     for point in st.session_state[GRID_KEY].selection.points:
         if point["curve_number"] == 0:
             select_head(*divmod(point["point_index"], heads))
+
+
+def pick_in_table(places: list[tuple[int, int]]) -> None:
+    """A row of a table of heads was clicked: `places` are the heads of its rows."""
+    for row in st.session_state[TABLE_KEY].selection.rows:
+        select_head(*places[row])
 
 
 def remember_map(lock: tuple[int | None, int | None] | None, focus: tuple[int, int] | None) -> None:

@@ -53,7 +53,7 @@ def _grid(own: Capture, choice: Selection) -> None:
         f"{result.title} by head",
         result.unit,
         key="grid",
-        explain=f"{result.definition}\n\nRows are layers, columns heads: softmax heads, or logical heads of a DIFF Transformer.",
+        explain=f"{result.definition}\n\nRows are layers, columns heads: softmax ones, or logical ones of a DIFF Transformer.",
         downloads=(
             Download("Statistics, CSV", "dexviz-heads.csv", "text/csv", lambda: statistics_csv(own, own)),
             Download("Statistics, JSON", "dexviz-heads.json", "application/json", lambda: statistics_json(own, own)),

@@ -13,8 +13,8 @@ from app.components.text import plain
 from app.components.theme import theme
 from app.components.waiting import stand_in
 from app.downloads import as_json
-from app.state import Selection
 from app.presets import RETRIEVAL_MODELS
+from app.state import Selection
 from dexviz.claims_records import ClaimsReport
 from dexviz.figures.noise_curves import interval_curve
 from dexviz.figures.numbers import three

@@ -15,7 +15,6 @@ from dexviz.figures.numbers import three
 from dexviz.noise_records import HeadNoise, NoiseOnPrompt
 from dexviz.records import ViewName, head_name
 
-TABLE_KEY = "noise-table"
 TABLE_HEIGHT = 330
 EXPLAIN = (
     "Mass is |S| / Σ|S| of the measured row. Signal: mass per needle token. Noise: mass per other token, without question and "
@@ -54,11 +53,11 @@ def heads_panel(found: NoiseOnPrompt, choice: Selection, view: ViewName) -> None
     numbers = {name: st.column_config.NumberColumn(name, format="%.3g") for name in table if name != "head"}
     st.dataframe(
         table,
-        key=TABLE_KEY,
+        key=state.TABLE_KEY,
         height=TABLE_HEIGHT,
         hide_index=True,
         column_config={"head": st.column_config.TextColumn("head", pinned=True), **numbers},
-        on_select=lambda: _open(places),
+        on_select=lambda: state.pick_in_table(places),
         selection_mode="single-row",
     )
     st.caption(f"Selected: {head_name(choice.layer, choice.head)}. A click on a row opens that head.")
@@ -88,8 +87,3 @@ def _largest_first(shown: HeadNoise) -> np.ndarray:
     """Heads by signal, blanks last: the SNR of a head that puts all its mass on the first token says nothing."""
     values = shown.signal.ravel()
     return np.argsort(-np.where(np.isfinite(values), values, -np.inf), kind="stable")
-
-
-def _open(places: list[tuple[int, int]]) -> None:
-    for row in st.session_state[TABLE_KEY].selection.rows:
-        state.select_head(*places[row])

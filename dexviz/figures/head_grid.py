@@ -30,8 +30,8 @@ def head_grid(
 ) -> go.Figure:
     """Layers × heads of `head_statistic`, with each layer's mean beside it.
 
-    `side` is base, variant or change, or the only side there is; base and variant share one colour scale. `adapted` [L, H] marks the heads that DEX
-    adapts. `width` is what the figure will roughly get; it decides the size of the markers.
+    `side` is base, variant or change, or the only one there is; base and variant share one colour scale. `adapted` [L, H] marks
+    the heads that DEX adapts. `width` is what the figure will roughly get; it decides the size of the markers.
     """
     values = result.values[result.labels["side"].index(side)]
     figure = quiet_figure(theme, height, (LEFT, 4, TOP, BOTTOM))
