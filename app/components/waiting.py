@@ -38,7 +38,7 @@ def _follow(tickets: tuple[str, ...]) -> None:
     now = max((step for step in steps if step.state not in ENDED), key=_share)
     counted = f", {now.done:,} of {now.total:,}" if now.total > 1 else ""
     st.progress(min(1.0, (ended + _share(now)) / len(steps)), text=plain(f"{now.stage or now.state}{counted}"))
-    st.button("Cancel", key="cancel", on_click=cache.cancel, args=(tickets,))
+    st.button("Cancel", key=f"cancel-{tickets[0]}", on_click=cache.cancel, args=(tickets,))
 
 
 def _share(step: Progress) -> float:
