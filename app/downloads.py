@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from dexviz.noise_records import MEASURES, NoiseOnPrompt
+from dexviz.noise_records import MEASURES, BatteryReport, NoiseOnPrompt
 from dexviz.probes.heads import statistic
 from dexviz.records import Capture, HeadMap
 
@@ -57,6 +57,21 @@ def noise_csv(found: NoiseOnPrompt) -> bytes:
             for layer, head in np.ndindex(heads.snr.shape):
                 numbers = [f"{float(getattr(heads, name)[layer, head]):.9g}" for name in MEASURES]
                 writer.writerow([view, layer, head, *numbers, found.score, found.space, needle])
+    return buffer.getvalue().encode()
+
+
+def battery_csv(report: BatteryReport) -> bytes:
+    """One row a set of prompts and measure, with intervals: all prompts, those of a length, of a depth, and of both."""
+    buffer = io.StringIO()
+    writer = csv.writer(buffer)
+    views = ("base", "variant", "change")
+    ends = [f"{view}_{end}" for view in views for end in ("mean", "low", "high")]
+    writer.writerow(["length", "depth", "prompts", "measure", *ends])
+    for row in report.rows:
+        for name, found in row.measures.items():
+            parts = [getattr(found, view) for view in views]
+            numbers = [getattr(part, end, None) for part in parts for end in ("mean", "low", "high")]
+            writer.writerow([row.length, row.depth, row.prompts, name, *("" if x is None else f"{x:.9g}" for x in numbers)])
     return buffer.getvalue().encode()
 
 

@@ -277,8 +277,8 @@ def pick_in_grid(heads: int) -> None:
 
 
 def pick_in_table(places: list[tuple[int, int]]) -> None:
-    """A row of a table of heads was clicked: `places` are the heads of its rows."""
-    for row in st.session_state[TABLE_KEY].selection.rows:
+    """A cell of a table of heads was clicked: `places` are the heads of its rows."""
+    for row, _ in st.session_state[TABLE_KEY].selection.cells:
         select_head(*places[row])
 
 

@@ -173,6 +173,13 @@ class DexAdapter(nn.Module):
         operators = [self.operator(layer) for layer in range(len(self.config.heads))]
         return [float(op.lam().detach()) if op is not None else 0.0 for op in operators]
 
+    def spectra(self) -> tuple[tuple[float, ...], ...]:
+        """Singular values of each layer's W_D, largest first; empty for a layer without DEX."""
+        operators = [self.operator(layer) for layer in range(len(self.config.heads))]
+        return tuple(
+            tuple(torch.linalg.svdvals(op.w_d.detach().double().cpu()).tolist()) if op is not None else () for op in operators
+        )
+
     def set_step(self, step: int) -> None:
         """Move the λ schedule to step t of T."""
         self.annealing.step = step

@@ -151,6 +151,8 @@ class PairInfo:
     """What the cost of a capture follows from."""
     projections: tuple[str, ...] = ()
     """Projections that the variant's adapter changes: "W_K", "W_V", "W_O"."""
+    spectra: tuple[tuple[float, ...], ...] = ()
+    """Singular values of W_D by layer, largest first, none in a layer without DEX; () where there is no DEX."""
     variant_layers: int = 0
     """Layers and score heads of the variant; those of signed scores, so logical heads of a DIFF Transformer."""
     variant_heads: int = 0

@@ -167,6 +167,7 @@ class Server:
             checks=dict(layout.checks),
             size=size_of(base),
             projections=tuple(part for part in trained if part in PROJECTIONS),
+            spectra=variant.adapter.spectra() if variant.adapter is not None else (),
             variant_layers=variant.layout.layers,
             variant_heads=variant.layout.heads // 2 if differential else variant.layout.heads,
             pairing=differential.pairing if differential else None,

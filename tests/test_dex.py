@@ -226,3 +226,16 @@ def test_damaged_configurations_are_one_clear_error(fields: dict, message: str) 
 def test_what_is_no_configuration_is_one_clear_error(data: object) -> None:
     with pytest.raises(AdapterError, match="Expected a DEX configuration"):
         DexConfig.from_json(data)
+
+
+def test_spectra_are_singular_values_by_layer() -> None:
+    adapter = DexAdapter(DexConfig(heads=((0, 1), (), (2,)), width=6, query_heads=4))
+    with torch.no_grad():
+        for operator in adapter.operators.values():
+            operator.w_d.copy_(torch.randn(6, 6))
+    spectra = adapter.spectra()
+    assert [len(values) for values in spectra] == [6, 0, 6]
+    for layer in (0, 2):
+        gram = adapter.operator(layer).w_d.detach().double().numpy()
+        expected = np.sqrt(np.linalg.eigvalsh(gram @ gram.T))[::-1]
+        np.testing.assert_allclose(spectra[layer], expected, rtol=1e-5, atol=1e-7)

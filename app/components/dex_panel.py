@@ -8,10 +8,12 @@ import streamlit as st
 from app.components.panel import panel_head
 from app.components.theme import theme
 from app.state import Selection, Widget
-from dexviz.figures.curves import gain_curve
+from dexviz.figures.curves import gain_curve, spectrum_curve
 from dexviz.figures.numbers import BLANK, three
 from dexviz.probes.gains import token_gains
+from dexviz.probes.noise_terms import effective_rank
 from dexviz.records import PROJECTIONS, SPACES, Capture, HeadMap, ProbeResult, head_name
+from dexviz.requests import PairInfo
 
 FORMULA = r"""
 \begin{aligned}
@@ -56,6 +58,23 @@ def dex_panel(variant: Capture, right: HeadMap | None, choice: Selection, stored
             required=True,
             format_func=lambda s: f"{s.capitalize()} space",
         )
+
+
+def spectrum_panel(info: PairInfo | None, layer: int) -> None:
+    """Singular values of the layer's W_D, with λ what DEX takes away at most."""
+    if info is None or layer >= len(info.spectra) or not info.spectra[layer]:
+        return
+    values = np.array(info.spectra[layer])
+    lam = info.lam[layer]
+    most = "" if lam is None else f"; λ σ₁ {three(lam * values[0])} is the largest share of an output that DEX takes away"
+    panel_head(
+        f"Spectrum of W_D, L{layer}",
+        f"singular values; effective rank {three(effective_rank(np.diag(values)))} of {len(values)}",
+        key="spectrum",
+        explain="One W_D serves all adapted heads of a layer. Effective rank: exp of the entropy of its singular values as shares.",
+    )
+    st.plotly_chart(spectrum_curve(values, theme=theme()), key="spectrum-curve", theme=None, config={"displayModeBar": False})
+    st.caption(f"σ₁ {three(values[0])}{most}.")
 
 
 def gain_panel(variant: Capture, right: HeadMap | None) -> None:

@@ -7,12 +7,12 @@ from collections.abc import Callable
 import streamlit as st
 
 from app import cache, state
-from app.cache import Ready
-from app.components.panel import panel_head
+from app.cache import Failed, Pending, Ready
+from app.components.panel import Download, panel_head
 from app.components.text import plain
 from app.components.theme import theme
 from app.components.waiting import stand_in
-from app.downloads import as_json
+from app.downloads import as_json, battery_csv
 from app.presets import RETRIEVAL_MODELS
 from app.state import Selection
 from dexviz.claims_records import ClaimsReport
@@ -32,42 +32,57 @@ CLAIMS = (
     "it, and outliers of activations; 95 % bootstrap intervals, base and variant on the same items."
 )
 QUICK = BatteryRequest(per_cell=2)
-PASSES_A_PROMPT = 4
-"""Noise and answers, in two views."""
+PROSE_TOKENS = (256, 512)
+RETRIEVAL_TOKENS = (16, 52, 100, 148)
+"""What 4, 16, 32 and 48 facts are."""
+RUNS_A_PROMPT = 2
+"""Of both views: one for the noise, one for the answers."""
 
 
-def battery_panel(pair: PairSpec, choice: Selection) -> None:
-    """SNR by depth and by length, or the button that measures them."""
+def battery_panel(pair: PairSpec, choice: Selection) -> BatteryReport | None:
+    """SNR by depth and by length, or the button that measures them; the report once it is there."""
     panel_head("SNR by depth and length of needle prompts", "ratio, mean over heads", key="battery", explain=EXPLAIN)
     asked = choice.battery
     if asked is None or asked[0] != pair:
         _offer(pair)
-        return
+        return None
     outcome = cache.ask(RunBattery(pair, asked[1]))
     if not isinstance(outcome, Ready):
         stand_in(outcome, HEIGHT)
         _again("battery-again", lambda: state.start_battery(pair, asked[1]), outcome)
-        return
+        return None
     (report,) = outcome.values
     _curves(report)
+    return report
 
 
 def _offer(pair: PairSpec) -> None:
     facts = pair.base.startswith(RETRIEVAL_MODELS)
-    lengths = "4 to 48 facts" if facts else "256 and 512 tokens in prose"
-    prompts = len(QUICK.depths) * QUICK.per_cell * (4 if facts else 2)
+    lengths = RETRIEVAL_TOKENS if facts else PROSE_TOKENS
+    prompts = len(QUICK.depths) * QUICK.per_cell * len(lengths)
+    what = "4 to 48 facts" if facts else " and ".join(map(str, lengths)) + " tokens in prose"
     with st.container(border=True, height=HEIGHT, vertical_alignment="center"):
         st.markdown("One prompt says little. A battery measures the pair on made-up needle prompts.")
         st.caption(
-            f"{prompts} prompts of {lengths}, {PASSES_A_PROMPT} passes each: {'seconds' if facts else 'minutes'} on a CPU. "
-            "It can be cancelled, and `python -m dexviz noise --battery` runs larger ones."
+            f"{prompts} prompts of {what}, in both views{_duration(pair, lengths)}. It can be cancelled, and "
+            "`python -m dexviz noise --battery` runs larger ones."
         )
         st.button("Measure the pair", key="battery-start", on_click=state.start_battery, args=(pair, QUICK))
 
 
+def _duration(pair: PairSpec, lengths: tuple[int, ...]) -> str:
+    """How long the battery will take, where the pair is known."""
+    info = cache.known_pair(pair)
+    if info is None:
+        return ""
+    each = len(QUICK.depths) * QUICK.per_cell * RUNS_A_PROMPT
+    seconds = sum(each * cache.cost_of(info, tokens).seconds for tokens in lengths)
+    return f": about {seconds / 60:.0f} min" if seconds >= 90 else f": about {seconds:.0f} s"
+
+
 def _again(key: str, start: Callable[[], None], outcome: object) -> None:
     """A way to try once more after a failure."""
-    if isinstance(outcome, cache.Failed):
+    if isinstance(outcome, Failed):
         st.button("Try again", key=key, on_click=start)
 
 
@@ -78,17 +93,21 @@ def _curves(report: BatteryReport) -> None:
     rows = report.by_length() if along == "length" else report.by_depth()
     figure = interval_curve(rows, "snr", "length" if along == "length" else "depth", "SNR (ratio)", theme=theme())
     st.plotly_chart(figure, key="battery-curve", theme=None, config={"displayModeBar": False})
-    st.markdown(_summary(report))
-    st.download_button(
-        "Battery, JSON",
-        lambda: as_json(report.to_json()),
-        "dexviz-battery.json",
-        "application/json",
-        key="battery-json",
-        on_click="ignore",
-        icon=":material/download:",
-        type="tertiary",
+
+
+def battery_numbers(report: BatteryReport) -> None:
+    """All means of a battery with their intervals, and its files."""
+    panel_head(
+        "The battery in numbers",
+        "means over heads and prompts (95 % interval)",
+        key="battery-numbers",
+        explain=EXPLAIN,
+        downloads=(
+            Download("Battery, CSV", "dexviz-battery.csv", "text/csv", lambda: battery_csv(report)),
+            Download("Battery, JSON", "dexviz-battery.json", "application/json", lambda: as_json(report.to_json())),
+        ),
     )
+    st.markdown(_summary(report))
 
 
 def _summary(report: BatteryReport) -> str:
@@ -114,32 +133,26 @@ def _cell(part: object, signed: bool = False) -> str:
 
 def claims_panel(pair: PairSpec, choice: Selection) -> None:
     """The papers' other claims, or the button that looks into them."""
-    panel_head("The papers' other claims on this pair", "base, variant, change", key="claims", explain=CLAIMS)
-    if choice.claims != pair:
+    outcome = cache.ask(CheckClaims(pair)) if choice.claims == pair else None
+    report: ClaimsReport | None = outcome.values[0] if isinstance(outcome, Ready) else None
+    files = [] if report is None else [_claims_file(report)]
+    panel_head("The papers' other claims on this pair", "mean (95 % interval)", key="claims", explain=CLAIMS, downloads=files)
+    if report is not None:
+        st.markdown(claims_table(report))
+        for claim, why in report.refused.items():
+            st.caption(f"{claim}: {plain(why)}")
+    elif isinstance(outcome, Pending | Failed):
+        stand_in(outcome, 120)
+        _again("claims-again", lambda: state.start_claims(pair), outcome)
+    else:
         st.caption(
             "In-context learning over orders of examples, contradicted contexts, outliers of activations. Minutes on a CPU."
         )
         st.button("Look into the claims", key="claims-start", on_click=state.start_claims, args=(pair,))
-        return
-    outcome = cache.ask(CheckClaims(pair))
-    if not isinstance(outcome, Ready):
-        stand_in(outcome, 120)
-        _again("claims-again", lambda: state.start_claims(pair), outcome)
-        return
-    (report,) = outcome.values
-    st.markdown(claims_table(report))
-    for claim, why in report.refused.items():
-        st.caption(f"{claim}: {plain(why)}")
-    st.download_button(
-        "Claims, JSON",
-        lambda: as_json(report.to_json()),
-        "dexviz-claims.json",
-        "application/json",
-        key="claims-json",
-        on_click="ignore",
-        icon=":material/download:",
-        type="tertiary",
-    )
+
+
+def _claims_file(report: ClaimsReport) -> Download:
+    return Download("Claims, JSON", "dexviz-claims.json", "application/json", lambda: as_json(report.to_json()))
 
 
 def claims_table(report: ClaimsReport) -> str:

@@ -16,6 +16,7 @@ from dexviz.noise_records import HeadNoise, NoiseOnPrompt
 from dexviz.records import ViewName, head_name
 
 TABLE_HEIGHT = 330
+ROW_HEIGHT = 35
 EXPLAIN = (
     "Mass is |S| / Σ|S| of the measured row. Signal: mass per needle token. Noise: mass per other token, without question and "
     "first token. SNR: signal / noise; averaged over heads, the ratio of the mean signal and the mean noise."
@@ -39,7 +40,7 @@ def heads_panel(found: NoiseOnPrompt, choice: Selection, view: ViewName) -> None
     """Table of all heads, largest signal first."""
     panel_head(
         "Signal and noise by head",
-        "share per token; SNR is a ratio",
+        f"{found.score} score, share per token; SNR is a ratio",
         key="noise-heads",
         explain=EXPLAIN,
         downloads=(
@@ -54,11 +55,11 @@ def heads_panel(found: NoiseOnPrompt, choice: Selection, view: ViewName) -> None
     st.dataframe(
         table,
         key=state.TABLE_KEY,
-        height=TABLE_HEIGHT,
+        height=min(TABLE_HEIGHT, ROW_HEIGHT * (len(places) + 1) + 2),
         hide_index=True,
         column_config={"head": st.column_config.TextColumn("head", pinned=True), **numbers},
         on_select=lambda: state.pick_in_table(places),
-        selection_mode="single-row",
+        selection_mode="single-cell",
     )
     st.caption(f"Selected: {head_name(choice.layer, choice.head)}. A click on a row opens that head.")
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import streamlit as st
 
-from app import source, state
+from app import cache, source, state
 from app.cache import Failed, Ready
 from app.components.apart import heads_apart, other_heads
-from app.components.dex_panel import dex_panel, gain_panel
+from app.components.dex_panel import dex_panel, gain_panel, spectrum_panel
 from app.components.empty import example_line, no_prompt_yet
 from app.components.grid import grid_panel
 from app.components.head_line import head_line, statistics_table
@@ -60,6 +60,7 @@ def show_heads(here: Source, base: Capture, variant: Capture) -> None:
         rows_panel(base, variant, choice)
     with below_right:
         gain_panel(variant, maps and maps[1])
+        spectrum_panel(None if choice.ran is None or stored else cache.known_pair(choice.ran.pair), choice.layer)
 
 
 show(page)

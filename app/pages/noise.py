@@ -7,7 +7,7 @@ import streamlit as st
 from app import cache, source, state
 from app.cache import Failed, Ready
 from app.components.empty import example_line, no_prompt_yet
-from app.components.noise_battery import battery_panel, claims_panel
+from app.components.noise_battery import battery_numbers, battery_panel, claims_panel
 from app.components.noise_heads import heads_panel, means_line
 from app.components.noise_line import noise_line
 from app.components.noise_marks import marks_panel, picked_of
@@ -81,11 +81,15 @@ def show_noise(here: Live, tokens: Tokens) -> None:
         lam = info.lam[choice.layer] if info is not None and view == "variant" else None
         _about_term(here, head, choice, view, lam)
     marks_panel(tokens, here.prompt, choice, rows or (len(tokens) - 1,))
+    if found is not None:
+        means_line(found)
     left, right = st.columns(2, gap="medium")
     with right:
         _heads(found, failure, choice, view)
     with left:
-        battery_panel(here.pair, choice)
+        report = battery_panel(here.pair, choice)
+    if report is not None:
+        battery_numbers(report)
     claims_panel(here.pair, choice)
 
 
@@ -129,7 +133,6 @@ def _about_term(here: Live, head: HeadMap, choice: Selection, view: str, lam: fl
 
 def _heads(found: NoiseOnPrompt | None, waiting: object, choice: Selection, view: str) -> None:
     if found is not None:
-        means_line(found)
         heads_panel(found, choice, "base" if view == "base" else "variant")
     elif isinstance(waiting, cache.Pending | Failed):
         stand_in(waiting, SKELETON)

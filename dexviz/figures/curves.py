@@ -47,6 +47,19 @@ def gain_curve(result: ProbeResult, *, theme: Theme = "light", height: int = 210
     return figure
 
 
+def spectrum_curve(values: np.ndarray, *, theme: Theme = "light", height: int = 150) -> go.Figure:
+    """Singular values of one W_D, largest first."""
+    figure = quiet_figure(theme, height, (54, 10, 10, 30))
+    line = _line("σ", values, ACCENTS[theme]["variant"], "")
+    line.hovertemplate = "number %{customdata[0]}<br>σ %{customdata[1]}<extra></extra>"
+    figure.add_trace(line)
+    figure.update_layout(
+        xaxis=bare_axis(nticks=6, tickfont={"size": 11, "color": QUIET[theme]}),
+        yaxis=value_axis("σ of W_D", theme, values, rangemode="tozero"),
+    )
+    return figure
+
+
 def _token_figure(tokens: tuple[str, ...], theme: Theme, height: int) -> go.Figure:
     short = len(tokens) <= MAX_TICK_TOKENS
     places = list(range(0, len(tokens), -(-len(tokens) // (MAX_TICKS if short else 8))))
