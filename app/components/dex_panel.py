@@ -71,7 +71,7 @@ def spectrum_panel(info: PairInfo | None, layer: int) -> None:
         f"Spectrum of W_D, L{layer}",
         f"singular values; effective rank {three(effective_rank(np.diag(values)))} of {len(values)}",
         key="spectrum",
-        explain="One W_D serves all adapted heads of a layer. Effective rank: exp of the entropy of its singular values as shares.",
+        explain="One W_D serves all adapted heads of a layer. Effective rank: exp of the entropy of the values as shares.",
     )
     st.plotly_chart(spectrum_curve(values, theme=theme()), key="spectrum-curve", theme=None, config={"displayModeBar": False})
     st.caption(f"σ₁ {three(values[0])}{most}.")
