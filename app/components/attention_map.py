@@ -17,7 +17,8 @@ from typing import Any, Literal
 import streamlit as st
 
 from app.components.map_payload import EXACT_LIMIT, clip_label, digest, encode, pool_for, window_around
-from dexviz.figures.palette import ACCENTS, DIVERGING, SEQUENTIAL
+from app.components.theme import mark_variables
+from dexviz.figures.palette import ACCENTS, DIVERGING, MARKS, SEQUENTIAL
 from dexviz.records import HeadMap, Tokens, ViewName, head_name
 
 __all__ = ["EXACT_LIMIT", "Lock", "MapEvent", "attention_map", "decode_event", "pool_for"]
@@ -37,7 +38,7 @@ _SCRIPTS = (
 )
 _mount = st.components.v2.component(
     "dexviz_attention_map",
-    css=(_HERE / "attention_map.css").read_text(encoding="utf-8"),
+    css=mark_variables("attention-map") + (_HERE / "attention_map.css").read_text(encoding="utf-8"),
     js="\n".join((_HERE / name).read_text(encoding="utf-8") for name in _SCRIPTS),
 )
 
@@ -117,6 +118,7 @@ def attention_map(
     only: ViewName | None = None,
     lock: Lock | Literal["keep"] | None = KEEP,
     strips: Sequence[tuple[HeadMap, HeadMap | None]] = (),
+    marks: Mapping[str, Sequence[tuple[int, int]]] | None = None,
     on_change: Callable[[MapEvent], None] | None = None,
 ) -> MapEvent:
     """Show one head's maps and return what the user has chosen in them.
@@ -131,6 +133,7 @@ def attention_map(
         only: the view that stands alone, for its colour.
         lock: the lock the page wants, for a page that keeps locks in its own state; `KEEP` leaves it to the component.
         strips: exact rows (1 × N) or columns (N × 1) of both views, which replace tile means in the token strip.
+        marks: kind ("needle", "question") → half-open spans of tokens, which keep its colour along the axes and in the strip.
         on_change: called with the new event before the rerun that it causes.
 
     Raises:
@@ -138,7 +141,8 @@ def attention_map(
         BudgetError: the maps are too large for one payload.
     """
     reported = _reported(key, tokens)
-    header = map_header(base, tokens, key=key, title=title, names=names, third=third) | {"only": only}
+    header = map_header(base, tokens, key=key, title=title, names=names, third=third)
+    header |= {"only": only, "marks": [[kind, *span] for kind, spans in (marks or {}).items() for span in spans]}
     if lock != KEEP and lock != reported.lock:
         header["lock"] = asdict(lock or Lock())
 
@@ -170,7 +174,7 @@ def map_header(
         "unit": UNITS.get(base.score, base.score),
         "tokens": tokens_name(tokens),
         "labels": [clip_label(label) for label in tokens.labels],
-        "palette": {"accents": ACCENTS, "sequential": SEQUENTIAL, "diverging": DIVERGING},
+        "palette": {"accents": ACCENTS, "sequential": SEQUENTIAL, "diverging": DIVERGING, "marks": MARKS},
     }
 
 

@@ -27,6 +27,12 @@ function cellOf(edges, position) {
   return low;
 }
 
+/** Half-open range of the cells that tokens [start, stop) lie in; empty where the edges do not cover them. */
+function cellsOf(edges, start, stop) {
+  const [first, end] = [Math.max(start, edges[0]), Math.min(stop, edges[edges.length - 1])];
+  return first < end ? [cellOf(edges, first), cellOf(edges, end - 1) + 1] : [0, 0];
+}
+
 /** One pair of maps over the same cells: `base`, `variant` and `difference`, row by row, NaN where there is no value.
 
 `third` says how the difference is shown: its name, its formula, whether as base − variant, and whether in the middle. */

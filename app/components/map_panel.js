@@ -4,6 +4,7 @@ const LABEL_CELL = 12; // smallest cell, in CSS pixels, beside which a token lab
 const LABEL_FONT = "11px";
 const NUMBER_GUTTER = 34;
 const EDGE = 8;
+const MARK = 4;
 
 /** Creates an element with a class, text and attributes. */
 function make(tag, className = "", text = "", attributes = {}) {
@@ -148,6 +149,7 @@ class Panel {
     context.drawImage(this.scaled, layout.left, layout.top, layout.side, layout.side);
     if (layout.labels) this.#drawLabels();
     else this.#drawNumbers();
+    this.#drawMarks();
     this.#drawLock();
     this.#drawCursor();
   }
@@ -200,6 +202,19 @@ class Panel {
     context.textBaseline = "top";
     for (const at of tickPositions(colEdges, layout.side / 50)) {
       context.fillText(String(at), layout.left + (cellOf(colEdges, at) + 0.5) * layout.cellW, layout.top + layout.side + 6);
+    }
+  }
+
+  /** Needle and question as bars along both axes. */
+  #drawMarks() {
+    const { context, layout, view } = this;
+    const { marks = [], palette } = view.header;
+    for (const [kind, start, stop] of marks) {
+      context.fillStyle = palette.marks[kind];
+      const [r0, r1] = cellsOf(view.map.rowEdges, start, stop);
+      const [c0, c1] = cellsOf(view.map.colEdges, start, stop);
+      context.fillRect(layout.left - MARK, layout.top + r0 * layout.cellH, MARK, (r1 - r0) * layout.cellH);
+      context.fillRect(layout.left + c0 * layout.cellW, layout.top + layout.side, (c1 - c0) * layout.cellW, MARK);
     }
   }
 

@@ -80,6 +80,7 @@ class TokenStrip {
     chip.classList.toggle("locked", isLocked);
     chip.classList.toggle("outside", Boolean(colours) && !Number.isFinite(value));
     chip.classList.toggle("active", i === this.active);
+    for (const [kind, start, stop] of header.marks ?? []) if (start <= i && i < stop) chip.classList.add(kind);
     return chip;
   }
 

@@ -10,8 +10,9 @@ from streamlit.delta_generator import DeltaGenerator
 
 from app import state
 from app.cache import Ready
-from app.components.attention_map import NOISE_TERM, Lock, MapEvent, Third, attention_map, pool_for
+from app.components.attention_map import NOISE_TERM, Lock, MapEvent, attention_map, pool_for
 from app.components.panel import Download, panel_menu
+from app.components.token_picker import Picked
 from app.components.waiting import stand_in
 from app.downloads import term_npy
 from app.source import Source
@@ -35,7 +36,9 @@ EXPLAIN = (
 )
 
 
-def triptych(source: Source, tokens: Tokens, choice: Selection, view: ViewName, menu: DeltaGenerator) -> HeadMap | None:
+def triptych(
+    source: Source, tokens: Tokens, choice: Selection, view: ViewName, menu: DeltaGenerator, picked: Picked | None = None
+) -> HeadMap | None:
     """Ask for the head's signed map and show its three parts, their menu in `menu`; the map once it is there."""
     event = MapEvent(None if choice.lock is None else Lock(*choice.lock), choice.focus)
     window = event.window(len(tokens))
@@ -61,22 +64,20 @@ def triptych(source: Source, tokens: Tokens, choice: Selection, view: ViewName, 
             ),
         )
     third = replace(NOISE_TERM, name="− λ A₂", formula="A₁ − S") if differential else NOISE_TERM
-    _maps(head, tokens, event, third, ("A₁" if differential else "A", "= S"), f"{name}, {view}")
-    return head
-
-
-def _maps(head: HeadMap, tokens: Tokens, event: MapEvent, third: Third, names: tuple[str, str], name: str) -> None:
+    names = ("A₁" if differential else "A", "= S")
     attention_map(
         replace(head, scores=head.attention, extreme=None),
         replace(head, extreme=None),
         tokens,
         key=MAP_KEY,
-        title=f"{names[0]} {third.name} {names[1]} of {name}, {len(tokens):,} × {len(tokens):,} tokens",
+        title=f"{names[0]} {third.name} {names[1]} of {name}, {view}, {len(tokens):,} × {len(tokens):,} tokens",
         names=names,
         third=third,
         lock=event.lock,
+        marks=(picked or Picked()).spans(),
         on_change=_remember,
     )
+    return head
 
 
 def _remember(event: MapEvent) -> None:

@@ -1,4 +1,4 @@
-// Tokens as chips; two clicks mark a span. What is marked belongs to the page: a click only reports what it should become.
+// Tokens as chips; two clicks, or a drag, mark a span. What is marked belongs to the page: a click only reports what it should become.
 
 const pickers = new WeakMap();
 
@@ -27,17 +27,22 @@ class TokenPicker {
     this.hint = element("span", "hint", "", { role: "status", "aria-live": "polite" });
     bar.append(...this.choices, this.clear, this.hint);
     this.list = element("div", "tokens", "", { tabindex: "0", role: "listbox", "aria-label": "Tokens to mark" });
-    this.list.addEventListener("click", (event) => {
-      const chip = event.target.closest(".token");
-      if (chip) this.pick(Number(chip.dataset.token));
-    });
-    this.list.addEventListener("pointerover", (event) => {
-      const chip = event.target.closest(".token");
-      if (chip && this.first !== null) this.preview(Number(chip.dataset.token));
-    });
+    this.pressed = null;
+    this.onToken("click", (token) => this.pick(token));
+    this.onToken("pointerdown", (token) => (this.pressed = token));
+    this.onToken("pointerover", (token, { buttons }) => this.point(token, buttons));
+    this.onToken("pointerup", (token) => this.drop(token));
     this.list.addEventListener("keydown", (event) => this.key(event));
     this.root.append(bar, this.list);
     host.append(this.root);
+  }
+
+  /** Listens to an event on a token's chip. */
+  onToken(name, act) {
+    this.list.addEventListener(name, (event) => {
+      const chip = event.target.closest(".token");
+      if (chip) act(Number(chip.dataset.token), event);
+    });
   }
 
   update({ data, setStateValue }) {
@@ -85,11 +90,29 @@ class TokenPicker {
     } else if (this.first === null) {
       this.first = token;
       this.paint();
-    } else {
-      const span = [Math.min(this.first, token), Math.max(this.first, token) + 1];
-      if (this.kind === "question") this.report(needle, span);
-      else this.report([...needle.filter(([start, stop]) => stop <= span[0] || start >= span[1]), span], question);
-    }
+    } else this.mark(this.first, token);
+  }
+
+  /** Mark everything between two tokens. */
+  mark(one, other) {
+    const { needle, question } = this.data;
+    const span = [Math.min(one, other), Math.max(one, other) + 1];
+    if (this.kind === "question") this.report(needle, span);
+    else this.report([...needle.filter(([start, stop]) => stop <= span[0] || start >= span[1]), span], question);
+  }
+
+  /** The pointer is over a token: show what would be marked, by the next click or by letting go. */
+  point(token, buttons) {
+    if (!(buttons & 1)) this.pressed = null;
+    const from = this.first ?? this.pressed;
+    if (from !== null) this.preview(from, token);
+  }
+
+  /** The pointer was let go over a token; over the one it was pressed on it is a click. */
+  drop(token) {
+    const from = this.pressed;
+    this.pressed = null;
+    if (from !== null && from !== token) this.mark(from, token);
   }
 
   report(needle, question) {
@@ -98,8 +121,8 @@ class TokenPicker {
     this.paint();
   }
 
-  preview(token) {
-    const [start, stop] = [Math.min(this.first, token), Math.max(this.first, token) + 1];
+  preview(one, other) {
+    const [start, stop] = [Math.min(one, other), Math.max(one, other) + 1];
     this.chips.forEach((chip, i) => chip.classList.toggle("preview", start <= i && i < stop));
   }
 
@@ -110,7 +133,7 @@ class TokenPicker {
       this.active = Math.max(0, Math.min(last, this.active + steps[event.key]));
       this.chips[this.active].scrollIntoView({ block: "nearest" });
       this.paint();
-      if (this.first !== null) this.preview(this.active);
+      if (this.first !== null) this.preview(this.first, this.active);
     } else if (event.key === "Enter" || event.key === " ") this.pick(this.active);
     else if (event.key === "Escape" && this.first !== null) {
       this.first = null;
@@ -138,7 +161,7 @@ class TokenPicker {
     this.list.setAttribute("aria-activedescendant", `token-${this.active}`);
     this.hint.textContent =
       this.first === null
-        ? `Click the first and the last token of the ${this.kind}; click a marked one to unmark it.`
+        ? `Click the first and the last token of the ${this.kind}, or drag; click a marked one to unmark it.`
         : `First token ${this.first}: now click the last one. Esc starts again.`;
   }
 }

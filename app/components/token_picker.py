@@ -14,6 +14,7 @@ import streamlit as st
 
 from app.components.attention_map import tokens_name
 from app.components.map_payload import clip_label
+from app.components.theme import mark_variables
 from dexviz.records import Tokens
 
 Span = tuple[int, int]
@@ -21,7 +22,7 @@ MOST_SPANS = 64
 _HERE = Path(__file__).parent
 _mount = st.components.v2.component(
     "dexviz_token_picker",
-    css=(_HERE / "token_picker.css").read_text(encoding="utf-8"),
+    css=mark_variables("token-picker") + (_HERE / "token_picker.css").read_text(encoding="utf-8"),
     js=(_HERE / "token_picker.js").read_text(encoding="utf-8"),
 )
 
@@ -32,6 +33,10 @@ class Picked:
 
     needle: tuple[Span, ...] = ()
     question: Span | None = None
+
+    def spans(self) -> dict[str, tuple[Span, ...]]:
+        """Kind of mark → its spans."""
+        return {"needle": self.needle, "question": () if self.question is None else (self.question,)}
 
 
 def token_picker(

@@ -76,7 +76,7 @@ def show_noise(here: Live, tokens: Tokens) -> None:
         layers, heads = 1, 1
     choice = state.current()
     menu = noise_line(found, choice, (layers, heads), variants=compared)
-    head = triptych(here, tokens, choice, view, menu)
+    head = triptych(here, tokens, choice, view, menu, picked_of(tokens, marked))
     if head is not None:
         lam = info.lam[choice.layer] if info is not None and view == "variant" else None
         _about_term(here, head, choice, view, lam)

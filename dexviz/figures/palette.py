@@ -25,6 +25,9 @@ ACCENTS: dict[Theme, dict[str, str]] = {
     "dark": {"base": BASE_DARK, "variant": VARIANT_DARK},
 }
 
+MARKS = {"needle": "#009E73", "question": "#CC79A7"}
+"""What is marked in a prompt, on either background."""
+
 _POSITIVE: dict[Theme, list[str]] = {
     "light": ["#FFFFFF", "#D1E5F0", "#92C5DE", "#4393C3", "#2166AC", "#053061"],
     "dark": ["#12161D", "#0F2C49", "#145385", "#2C82BE", "#6AB6E6", "#C4E7FF"],
