@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     )
     from dexviz.evaluation import EvalConfig as EvalConfig, Evaluation as Evaluation, evaluate as evaluate
     from dexviz.fetching import fetch as fetch
+    from dexviz.head_terms import noise_terms as noise_terms
     from dexviz.merging import merge as merge
     from dexviz.models import ModelPair as ModelPair, View as View, load_pair as load_pair
     from dexviz.needle_noise import noise as noise
@@ -69,6 +70,7 @@ _HOME = {
     ),
     "evaluation": ("EvalConfig", "Evaluation", "evaluate"),
     "fetching": ("fetch",),
+    "head_terms": ("noise_terms",),
     "merging": ("merge",),
     "models": ("ModelPair", "View", "load_pair"),
     "needle_noise": ("noise",),

@@ -141,6 +141,8 @@ def _noise(parser: argparse.ArgumentParser) -> None:
     question.add_argument("--question-at", metavar="START:STOP", help="the same by characters")
     group.add_argument("--answer", metavar="TEXT", help="answer whose log-probability after the prompt is wanted")
     group.add_argument("--rows", type=integer, metavar="N", nargs="+", help="query rows, negative from the end (default: -1)")
+    terms = "heads whose noise term is described: rank, size, and in DIFF how alike A1 and A2 are"
+    group.add_argument("--terms", metavar="L12H3", help=terms, **several)
     group = parser.add_argument_group("battery")
     group.add_argument("--lengths", type=integer, metavar="N", nargs="+", help="tokens of the prompts (default: 256 512)")
     depths = "where the needle is hidden, from 0 to 1 (default: 0 0.25 0.5 0.75 1)"

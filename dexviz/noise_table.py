@@ -14,7 +14,7 @@ from dexviz.records import head_name
 from dexviz.text_table import ABSENT, comparison, row
 
 if TYPE_CHECKING:
-    from dexviz.noise_records import BatteryReport, BatteryRow, HeadIntervals, HeadNoise, NoiseOnPrompt
+    from dexviz.noise_records import BatteryReport, BatteryRow, HeadIntervals, HeadNoise, NoiseOnPrompt, NoiseTerm
 
 _WIDTH = 14
 _SHARES = ("signal", "noise", "sink", "negative")
@@ -49,6 +49,18 @@ def prompt_table(found: NoiseOnPrompt, heads: int) -> str:
         for name, noise in views:
             lines += ["", *_strongest(f"{name}, highest signal", noise, heads)]
     return _joined(lines)
+
+
+def terms_table(terms: Sequence[NoiseTerm]) -> str:
+    """Noise terms of heads, one a line."""
+    lines = [_cells("noise term N = A − S", "|N| / |A|", "rank of N", "rank of A", "corr salient", "corr rest", "rows")]
+    for term in terms:
+        known = (term.rank, term.attention_rank, term.correlation_salient, term.correlation_rest)
+        rank, whole, salient, rest = (ABSENT if value is None else f"{value:.3f}" for value in known)
+        lines.append(
+            _cells(f"  {head_name(term.layer, term.head)}", f"{term.energy:.3f}", rank, whole, salient, rest, str(term.rows))
+        )
+    return "\n".join(lines)
 
 
 def battery_table(report: BatteryReport, heads: int) -> str:

@@ -50,6 +50,7 @@ LAYERS = (
         "head_plan",
         "head_scores",
         "head_selection",
+        "head_terms",
         "heldout",
         "incontext",
         "incontext_tasks",

@@ -75,7 +75,7 @@ def test_a_marked_prompt(run: Run, adapter: Path) -> None:
     status, out, err = run(*ASK, *options, "--json")
     answer = json.loads(out)
     assert (status, err) == (0, "")
-    assert set(answer) == documented("prompt")
+    assert set(answer) == documented("prompt") - {"terms"}
     assert {*answer["base"], *answer["base"]["mean"]} <= named("prompt", "base")
     start = TEXT.index("in the sea")
     assert answer["marks"]["needle"] == [[start, start + 10]]
@@ -86,6 +86,23 @@ def test_a_marked_prompt(run: Run, adapter: Path) -> None:
         assert np.allclose(answer["variant"]["heads"][name], getattr(found.variant, name), rtol=1e-5)
     by_place = run("noise", "--prompt", TEXT, "--needle-at", f"{start}:{start + 10}", *options, "--json")
     assert json.loads(by_place[1])["base"] == answer["base"]
+
+
+def test_noise_terms_of_heads(run: Run, adapter: Path) -> None:
+    status, out, _ = run(*ASK, "--adapter", adapter, "--terms", "L1H2", "L0H1", "--json")
+    answer = json.loads(out)
+    assert (status, set(answer)) == (0, documented("prompt"))
+    pair = dexviz.load_pair(adapter=str(adapter))
+    terms = dexviz.noise_terms(pair.variant, pair.tokenize(TEXT), [(1, 2), (0, 1)])
+    assert [term["kind"] for term in answer["terms"]] == ["dex", "none"]
+    for key, value in terms[0].to_json().items():
+        assert answer["terms"][0][key] == (pytest.approx(value, rel=1e-5) if isinstance(value, float) else value), key
+    assert set(answer["terms"][0]) <= named("prompt", "terms")
+    text = run(*ASK, "--adapter", adapter, "--terms", "L1H2")[1]
+    assert f"{terms[0].energy:.3f}" in text
+    assert f"{terms[0].rank:.3f}" in text
+    status, out, err = run(*ASK, "--terms", "head 3")
+    check_refused(status, out, err, "a head written like L12H3")
 
 
 def test_the_table_of_a_marked_prompt(run: Run, adapter: Path) -> None:

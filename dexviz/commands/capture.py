@@ -79,7 +79,7 @@ def capture_request(arguments: Namespace) -> CaptureRequest:
         CaptureError: a head, a span or a value that cannot be, or two spans of one name.
     """
     return CaptureRequest(
-        maps=tuple(_parse_head(text) for text in arguments.maps),
+        maps=tuple(parse_head(text) for text in arguments.maps),
         pool=arguments.pool,
         similarity=tuple(arguments.similarity.split(",")) if arguments.similarity else False,
         spans=_parse_spans(arguments.span),
@@ -144,9 +144,10 @@ def _next(top: TopTokens) -> str:
     return ", ".join(f"{label} {prob:.3f}" for label, prob in list(zip(top.labels, top.prob, strict=True))[:3])
 
 
-def _parse_head(text: str) -> tuple[int, int]:
+def parse_head(text: str, option: str = "--maps") -> tuple[int, int]:
+    """(layer, head) of a name such as L12H3, that was given with an option."""
     if not (match := _HEAD.fullmatch(text)):
-        raise CaptureError("a head written like L12H3", repr(text), "Change --maps.")
+        raise CaptureError("a head written like L12H3", repr(text), f"Change {option}.")
     return int(match[1]), int(match[2])
 
 

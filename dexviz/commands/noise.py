@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 from dexviz.bootstrap import Bootstrap
 from dexviz.claims_records import ClaimsRequest
-from dexviz.commands.capture import read_prompt
+from dexviz.commands.capture import parse_head, read_prompt
 from dexviz.commands.common import Answer, load, new_file, note_progress
 from dexviz.errors import PromptError, SnapshotError
 from dexviz.files import write_whole
 from dexviz.noise_records import BatteryRequest
-from dexviz.noise_table import battery_table, prompt_table
+from dexviz.noise_table import battery_table, prompt_table, terms_table
 
 if TYPE_CHECKING:
     from dexviz.models import ModelPair
 
 _AT = re.compile(r"(\d{1,9}):(\d{1,9})")
 _ONLY_FOR = {
-    "prompt": ("chat", "needle", "needle_at", "question", "question_at", "answer", "rows"),
+    "prompt": ("chat", "needle", "needle_at", "question", "question_at", "answer", "rows", "terms"),
     "battery": ("lengths", "depths", "per_cell"),
     "claims": ("orders", "prompts", "tokens"),
 }
@@ -66,7 +66,10 @@ def _prompt(arguments: Namespace) -> _Measure:
         raise PromptError("a needle, the text that the answer depends on", "none", "Give --needle TEXT, or --needle-at.")
     question = arguments.question if arguments.question_at is None else _characters(arguments.question_at)
 
+    wanted = [parse_head(name, "--terms") for name in arguments.terms]
+
     def measure(pair: ModelPair) -> Answer:
+        from dexviz.head_terms import noise_terms
         from dexviz.needle_noise import noise as run
 
         found = run(
@@ -79,7 +82,12 @@ def _prompt(arguments: Namespace) -> _Measure:
             chat=arguments.chat,
             **_given(arguments, "score", "space"),
         )
-        return found.to_json(), prompt_table(found, _heads(arguments))
+        answer, text_lines = found.to_json(), prompt_table(found, _heads(arguments))
+        if not wanted:
+            return answer, text_lines
+        view, read = (pair.base, found.base_read) if found.variant_read is None else (pair.variant, found.variant_read)
+        terms = noise_terms(view, read.tokens, wanted, **_given(arguments, "space"))
+        return {**answer, "terms": [term.to_json() for term in terms]}, f"{text_lines}\n\n{terms_table(terms)}"
 
     return measure
 
