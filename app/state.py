@@ -142,6 +142,8 @@ def begin(models: list[ModelInfo], example: Callable[[str], Ran | None]) -> None
     needle, question = wanted.pop("needle", ()), wanted.pop("question", None)
     for key, value in wanted.items():
         st.session_state[key] = value
+    if Widget.BASE in wanted and Widget.ADAPTER not in wanted:
+        st.session_state[Widget.ADAPTER] = default_adapter(wanted[Widget.BASE], models)
     known = {model.name for model in models} | {NO_ADAPTER}
     opened = example(wanted["example"]) if "example" in wanted else None
     if opened is not None and Widget.DRAFT not in wanted:

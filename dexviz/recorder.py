@@ -244,14 +244,15 @@ class _Recording:
 
     def _provenance(self) -> Mapping[str, Any]:
         loaded, model, adapter = self.view.loaded, self.view.model, self.view.adapter
-        kernels = chosen(model.device)
+        kernels, differential = chosen(model.device), self.view.layout.differential
         return {
             "model": loaded.name,
             "view": self.view.name,
             "variant": self.view.title,
             "fingerprint": loaded.fingerprint,
             "adapter": None if adapter is None else _adapter_facts(adapter),
-            "pairing": self.view.layout.differential.pairing if self.view.layout.differential else None,
+            "pairing": differential.pairing if differential else None,
+            "convention": differential.name if differential else None,
             "dtype": str(model.dtype).removeprefix("torch."),
             "device": str(model.device),
             "kernels": kernels.name,

@@ -8,6 +8,7 @@ from streamlit.delta_generator import DeltaGenerator
 from app import state
 from app.cache import Ready
 from app.components.attention_map import Lock, MapEvent, attention_map, pool_for
+from app.components.diff_panel import diff_panel, pair_line
 from app.components.grid import HEIGHT as GRID_HEIGHT, WIDTH
 from app.components.head_line import named, step_button
 from app.components.maps import EXPLAIN, HEIGHT, remember
@@ -19,13 +20,14 @@ from app.source import Source
 from app.state import Selection, Widget
 from dexviz.figures.head_grid import head_grid
 from dexviz.figures.numbers import three
-from dexviz.probes.heads import one_view, pairing_text, statistic
+from dexviz.probes.heads import is_differential, one_view, statistic
 from dexviz.records import VIEWS, Capture, HeadMap, Tokens, head_name
 
 
 def other_heads(base: Capture, variant: Capture) -> bool:
-    """Whether the two views have other numbers of layers or heads, so that no head of one belongs to one of the other."""
-    return (base.layers, base.heads) != (variant.layers, variant.heads)
+    """Whether no head of one view is a head of the other: other numbers of layers or heads, or one is a DIFF Transformer."""
+    sizes = (base.layers, base.heads) != (variant.layers, variant.heads)
+    return sizes or is_differential(base) != is_differential(variant)
 
 
 def heads_apart(here: Source, base: Capture, variant: Capture) -> None:
@@ -33,6 +35,7 @@ def heads_apart(here: Source, base: Capture, variant: Capture) -> None:
     view = state.current().noise_view
     own = base if view == "base" else variant
     state.keep_head_within(own.layers, own.heads)
+    state.keep_lock_within(len(own.tokens))
     choice = state.current()
     st.caption(
         f"Base: {base.layers} layers × {base.heads} heads; variant: {variant.layers} × {variant.heads}. No head of one is a "
@@ -41,6 +44,7 @@ def heads_apart(here: Source, base: Capture, variant: Capture) -> None:
     left, right = st.columns([1, 2], gap="medium")
     with left:
         _grid(own, choice)
+        diff_panel(own, choice)
     with right:
         menu = _line(own, choice)
         _map(here, own.tokens, choice, menu)
@@ -97,9 +101,7 @@ def _line(own: Capture, choice: Selection) -> DeltaGenerator:
         with st.container(key="head-name", width="content"):
             st.markdown(f"**{head_name(choice.layer, choice.head)}**")
         step_button("Next head", "next", "right", (1, *size))
-        if pairing := pairing_text(own, choice.head):
-            st.badge(pairing, color="orange")
-            st.markdown(f"λ of L{choice.layer} **{three(float(own.lam[choice.layer]))}**", width="content")
+        pair_line(own, choice)
         st.markdown(f"{named(about, '{} ({})')}  **{three(value)}**", width="content", help=about.definition)
         return st.container(width="content")
 
@@ -113,6 +115,8 @@ def _map(here: Source, tokens: Tokens, choice: Selection, menu: DeltaGenerator) 
         stand_in(outcome, HEIGHT)
         return
     (head,) = outcome.values
+    part = event.strip_window(len(tokens)) if window or pool else None
+    exact = here.map(choice.noise_view, choice.layer, choice.head, part, score=choice.score) if part else None
     with menu:
         _menu(head)
     attention_map(
@@ -124,6 +128,7 @@ def _map(here: Source, tokens: Tokens, choice: Selection, menu: DeltaGenerator) 
         names=(choice.noise_view.capitalize(), ""),
         only=choice.noise_view,
         lock=event.lock,
+        strips=[(exact.values[0], None)] if isinstance(exact, Ready) else (),
         on_change=remember,
     )
 

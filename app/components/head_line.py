@@ -6,6 +6,7 @@ import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
 from app import state
+from app.components.diff_panel import pair_line
 from app.state import Selection
 from dexviz.figures.numbers import three
 from dexviz.probes.heads import statistic
@@ -25,6 +26,7 @@ def head_line(base: Capture, variant: Capture, choice: Selection) -> DeltaGenera
             step_button("Next head", "next", "right", (1, *size))
             if variant.selected[choice.layer, choice.head]:
                 st.badge("adapted by DEX", color="orange")
+            pair_line(variant, choice)
             st.markdown(
                 f"{named(about, '{} ({})')}  :blue[base **{three(left)}**]  :orange[variant **{three(right)}**]  "
                 f"change **{three(right - left, signed=True)}**",

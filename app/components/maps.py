@@ -19,7 +19,8 @@ from dexviz.records import Capture, HeadMap, head_name
 HEIGHT = 520
 EXPLAIN = {
     "attention": "Entry (i, j) is A, the softmax weight of key j for query i; a row sums to 1.",
-    "signed": "Entry (i, j) is S, the signed score: A in the base and in heads that DEX leaves alone, ρ A where it adapts.",
+    "signed": "Entry (i, j) is S, the signed score: A in the base and in heads that DEX leaves alone, ρ A where it adapts, "
+    "A₁ − λA₂ in a DIFF Transformer.",
     "contribution": "Entry (i, j) is key j's share of the head's output at i along that output; a row sums to 1.",
 }
 

@@ -41,10 +41,10 @@ def _pair(choice: Selection) -> None:
     with st.container(gap="xxsmall"):
         st.badge(plain(f"Base: {titles.get(pair.base, pair.base)}"), color="blue")
         st.caption(_base_text(info, stored))
-        st.badge(plain(f"Variant: {_variant_name(pair)}"), color="orange")
+        st.badge(plain(f"Variant: {_variant_name(pair, titles)}"), color="orange")
         st.caption(variant_text(pair, info, stored))
         if pair != choice.pair:
-            chosen = f"{titles.get(choice.pair.base, choice.pair.base)}; variant: {_variant_name(choice.pair)}"
+            chosen = f"{titles.get(choice.pair.base, choice.pair.base)}; variant: {_variant_name(choice.pair, titles)}"
             st.caption(f"Chosen: {plain(chosen)}. It takes effect with Run.")
     with st.popover("Change model", width="stretch"):
         _model_choice(choice, known, titles)
@@ -54,18 +54,20 @@ def _base_text(info: PairInfo | None, stored: bool) -> str:
     if info is None:
         return "Of the example on screen; no model is loaded for it." if stored else "Not loaded yet; the first Run loads it."
     return plain(
-        f"{info.layers} layers × {info.heads} heads, {_millions(info.parameters)} parameters, {info.dtype}, {info.device}"
+        f"{info.layers} layers × {info.heads} heads, {_count(info.parameters)} parameters, {info.dtype}, {info.device}"
     )
 
 
-def _millions(parameters: int) -> str:
-    """Number of parameters in millions, with three digits where they are few."""
+def _count(parameters: int) -> str:
+    """Number of parameters, in millions where there are as many."""
+    if parameters < 1_000_000:
+        return f"{parameters:,}"
     return f"{parameters / 1e6:,.0f} M" if parameters >= 10_000_000 else f"{three(parameters / 1e6)} M"
 
 
-def _variant_name(pair: PairSpec) -> str:
+def _variant_name(pair: PairSpec, titles: dict[str, str]) -> str:
     if pair.variant is not None:
-        return f"model {pair.variant}"
+        return titles.get(pair.variant, f"model {pair.variant}")
     return "the base itself" if pair.adapter is None else f"adapter {pair.adapter}"
 
 

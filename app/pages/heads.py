@@ -8,6 +8,7 @@ from app import cache, source, state
 from app.cache import Failed, Ready
 from app.components.apart import heads_apart, other_heads
 from app.components.dex_panel import dex_panel, gain_panel, spectrum_panel
+from app.components.diff_panel import diff_panel
 from app.components.empty import example_line, no_prompt_yet
 from app.components.grid import grid_panel
 from app.components.head_line import head_line, statistics_table
@@ -16,6 +17,7 @@ from app.components.rows_panel import rows_panel
 from app.components.waiting import show_failure, stand_in
 from app.routing import show
 from app.source import Source, Stored
+from dexviz.probes.heads import is_differential
 from dexviz.records import Capture
 
 SKELETON = 760
@@ -38,6 +40,8 @@ def page() -> None:
 
 def show_heads(here: Source, base: Capture, variant: Capture) -> None:
     """Left the grid; right the selected head."""
+    if isinstance(here, Stored):
+        example_line(here.example)
     if other_heads(base, variant):
         heads_apart(here, base, variant)
         return
@@ -45,15 +49,16 @@ def show_heads(here: Source, base: Capture, variant: Capture) -> None:
     state.keep_lock_within(len(base.tokens))
     choice = state.current()
     stored = isinstance(here, Stored)
-    if isinstance(here, Stored):
-        example_line(here.example)
     left, right = st.columns([1, 2], gap="medium")
     with left:
         grid_panel(base, variant, choice)
     with right:
         menu = head_line(base, variant, choice)
         maps = maps_panel(here, base, choice, menu)
-        dex_panel(variant, maps and maps[1], choice, stored)
+        if is_differential(variant):
+            diff_panel(variant, choice)
+        else:
+            dex_panel(variant, maps and maps[1], choice, stored)
     statistics_table(base, variant, choice)
     below_left, below_right = st.columns(2, gap="medium")
     with below_left:

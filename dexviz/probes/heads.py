@@ -92,10 +92,20 @@ def _check_same_prompt(base: Capture, variant: Capture) -> None:
         )
 
 
+def is_differential(capture: Capture) -> bool:
+    """Whether the capture is one of a DIFF Transformer."""
+    return bool(capture.provenance.get("pairing"))
+
+
 def pairing_text(capture: Capture, head: int) -> str | None:
-    """The two softmax heads of a logical head of a DIFF Transformer, such as "A₁: head 1, A₂: head 5"; None for other heads."""
-    pairing = capture.provenance.get("pairing")
-    if not pairing or capture.request.score == "attention":
+    """The two softmax heads of a logical head of a DIFF Transformer, such as "A₁: head 1, A₂: head 5"; of a softmax head, whose
+    map it is, such as "A₂ of logical head 1"; None for other models.
+    """
+    if not is_differential(capture):
         return None
-    first, second = (2 * head, 2 * head + 1) if str(pairing).startswith("2p") else (head, head + capture.heads)
+    neighbours = str(capture.provenance["pairing"]).startswith("2p")
+    if capture.request.score == "attention":
+        second, logical = (head % 2, head // 2) if neighbours else divmod(head, capture.heads // 2)
+        return f"{'A₂' if second else 'A₁'} of logical head {logical}"
+    first, second = (2 * head, 2 * head + 1) if neighbours else (head, head + capture.heads)
     return f"A₁: head {first}, A₂: head {second}"
