@@ -11,7 +11,7 @@ from app.components.attention_map import Lock, MapEvent, attention_map, pool_for
 from app.components.diff_panel import diff_panel, pair_line
 from app.components.grid import HEIGHT as GRID_HEIGHT, WIDTH
 from app.components.head_line import named, step_button
-from app.components.maps import EXPLAIN, HEIGHT, remember
+from app.components.maps import EXPLAIN, HEIGHT, formula_of, remember
 from app.components.panel import Download, panel_head, panel_menu
 from app.components.theme import theme
 from app.components.waiting import stand_in
@@ -138,6 +138,7 @@ def _menu(head: HeadMap) -> None:
     panel_menu(
         key="maps",
         explain=EXPLAIN[head.score],
+        formula=formula_of(head) if head.terms else None,
         downloads=(Download("Map values, npy", name, "application/octet-stream", lambda: map_npy(head, head)),),
     )
 

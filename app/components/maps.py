@@ -9,6 +9,7 @@ from streamlit.delta_generator import DeltaGenerator
 from app import state
 from app.cache import Ready
 from app.components.attention_map import Lock, MapEvent, attention_map, pool_for
+from app.components.diff_panel import FORMULA as DIFF_FORMULA
 from app.components.panel import Download, panel_menu
 from app.components.waiting import stand_in
 from app.downloads import map_csv, map_npy
@@ -23,6 +24,13 @@ EXPLAIN = {
     "A₁ − λA₂ in a DIFF Transformer.",
     "contribution": "Entry (i, j) is key j's share of the head's output at i along that output; a row sums to 1.",
 }
+
+
+def formula_of(head: HeadMap) -> str | None:
+    """How a signed map comes about; None for other scores."""
+    if head.score != "signed":
+        return None
+    return DIFF_FORMULA if head.terms else r"S_{ij} = \rho_j\,A_{ij}"
 
 
 def maps_panel(source: Source, base: Capture, choice: Selection, menu: DeltaGenerator) -> tuple[HeadMap, HeadMap] | None:
@@ -73,7 +81,7 @@ def _menu(left: HeadMap, right: HeadMap, base: Capture) -> None:
         key="maps",
         explain=f"{EXPLAIN[left.score]} Row i is the query and predicts token i + 1; columns are keys; nothing is above the "
         "diagonal. Base and variant share one scale; the difference is variant − base.",
-        formula=r"S_{ij} = \rho_j\,A_{ij}" if left.score == "signed" else None,
+        formula=formula_of(right),
         downloads=(
             Download("Map values, CSV", f"{stem}.csv", "text/csv", lambda: map_csv(left, right, base.tokens.labels)),
             Download("Map values, npy", f"{stem}.npy", "application/octet-stream", lambda: map_npy(left, right)),
