@@ -20,7 +20,7 @@ sum = $(shell cat $(1) | sha256sum | cut -c1-12)
 RUNTIME := $(VENV)/installed-$(call sum,requirements.txt constraints.txt)
 DEV := $(VENV)/installed-dev-$(call sum,requirements.txt constraints.txt requirements-dev.txt)
 
-.PHONY: run setup setup-dev fetch browser test lint format bench adapter results gallery screenshots clean check-python
+.PHONY: run setup setup-dev fetch browser test lint format bench adapter results retrieval gallery screenshots clean check-python
 
 run: setup fetch
 	$(PY) -m dexviz serve --port $(PORT) --address $(ADDRESS)
@@ -63,6 +63,10 @@ adapter: setup fetch
 
 results: setup-dev fetch
 	$(PY) -m benchmarks.results
+
+# Six trainings of about twenty minutes on one core each; what is there already is not made again.
+retrieval: setup-dev
+	$(PY) -m benchmarks.retrieval_pair
 
 gallery: setup fetch
 	$(PY) -m benchmarks.gallery

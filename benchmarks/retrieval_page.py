@@ -130,9 +130,9 @@ def _runs(found: Mapping[int, tuple[Run, Run]]) -> list[str]:
     return [
         *lines,
         "",
-        "A run that answers where no distractor is similar, and not where they are, has learnt to look up one word of the key, not",
-        "both. Runs differ more by whether they get beyond that than by anything else, so three seeds say little about how often",
-        "either kind of model does.",
+        "A run that answers where no distractor is similar, and not where they are, has learnt to look up one word of the key,",
+        "not both. Runs differ more by whether they get beyond that than by anything else, so three seeds say little about how",
+        "often either kind of model does.",
         "",
     ]
 
