@@ -10,7 +10,7 @@ from app.cache import Ready
 from app.components.attention_map import Lock, MapEvent, attention_map, pool_for
 from app.components.diff_panel import diff_panel, pair_line
 from app.components.grid import HEIGHT as GRID_HEIGHT, WIDTH
-from app.components.head_line import named, step_button
+from app.components.head_line import head_steps, named, switch
 from app.components.maps import EXPLAIN, HEIGHT, formula_of, remember
 from app.components.panel import Download, panel_head, panel_menu
 from app.components.theme import theme
@@ -63,16 +63,7 @@ def _grid(own: Capture, choice: Selection) -> None:
             Download("Statistics, JSON", "dexviz-heads.json", "application/json", lambda: statistics_json(own, own)),
         ),
     )
-    st.segmented_control(
-        "View",
-        VIEWS,
-        key=Widget.NOISE_VIEW,
-        persist_state="session",
-        required=True,
-        format_func=str.capitalize,
-        label_visibility="collapsed",
-        width="stretch",
-    )
+    switch("View", VIEWS, Widget.NOISE_VIEW, "stretch")
     figure = head_grid(
         result,
         choice.noise_view,
@@ -97,10 +88,7 @@ def _line(own: Capture, choice: Selection) -> DeltaGenerator:
     about, size = statistic(choice.statistic), (own.layers, own.heads)
     value = float(own.mean(choice.statistic)[choice.layer, choice.head])
     with st.container(horizontal=True, vertical_alignment="center", gap="small", key="head-line"):
-        step_button("Previous head", "previous", "left", (-1, *size))
-        with st.container(key="head-name", width="content"):
-            st.markdown(f"**{head_name(choice.layer, choice.head)}**")
-        step_button("Next head", "next", "right", (1, *size))
+        head_steps(choice, size)
         pair_line(own, choice)
         st.markdown(f"{named(about, '{} ({})')}  **{three(value)}**", width="content", help=about.definition)
         return st.container(width="content")

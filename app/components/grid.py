@@ -5,6 +5,7 @@ from __future__ import annotations
 import streamlit as st
 
 from app import state
+from app.components.head_line import switch
 from app.components.panel import Download, panel_head
 from app.components.theme import theme
 from app.downloads import statistics_csv, statistics_json
@@ -33,16 +34,7 @@ def grid_panel(base: Capture, variant: Capture, choice: Selection) -> None:
             Download("Statistics, JSON", f"{stem}.json", "application/json", lambda: statistics_json(base, variant)),
         ),
     )
-    side = st.segmented_control(
-        "Shown",
-        SIDES,
-        key=Widget.SIDE,
-        persist_state="session",
-        required=True,
-        format_func=str.capitalize,
-        label_visibility="collapsed",
-        width="stretch",
-    )
+    side = switch("Shown", SIDES, Widget.SIDE, "stretch")
     figure = head_grid(
         result,
         side or choice.side,

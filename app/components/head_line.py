@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Literal
+
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
@@ -20,10 +23,7 @@ def head_line(base: Capture, variant: Capture, choice: Selection) -> DeltaGenera
     size = (base.layers, base.heads)
     with st.container(horizontal=True, vertical_alignment="top", wrap=False, gap="small", key="head-line"):
         with st.container(horizontal=True, vertical_alignment="center", gap="small"):
-            step_button("Previous head", "previous", "left", (-1, *size))
-            with st.container(key="head-name", width="content"):
-                st.markdown(f"**{head_name(choice.layer, choice.head)}**")
-            step_button("Next head", "next", "right", (1, *size))
+            head_steps(choice, size)
             if variant.selected[choice.layer, choice.head]:
                 st.badge("adapted by DEX", color="orange")
             pair_line(variant, choice)
@@ -52,7 +52,29 @@ def statistics_table(base: Capture, variant: Capture, choice: Selection) -> None
     )
 
 
-def step_button(label: str, key: str, side: str, args: tuple[int, int, int]) -> None:
+def head_steps(choice: Selection, size: tuple[int, int]) -> None:
+    """Name of the selected head between buttons that lead to its neighbours; `size` is (layers, heads)."""
+    _step("Previous head", "previous", "left", (-1, *size))
+    with st.container(key="head-name", width="content"):
+        st.markdown(f"**{head_name(choice.layer, choice.head)}**")
+    _step("Next head", "next", "right", (1, *size))
+
+
+def switch(label: str, options: Sequence[str], key: str, width: Literal["content", "stretch"] = "content") -> str | None:
+    """A choice between base, variant and the like, kept in the state."""
+    return st.segmented_control(
+        label,
+        options,
+        key=key,
+        persist_state="session",
+        required=True,
+        format_func=str.capitalize,
+        label_visibility="collapsed",
+        width=width,
+    )
+
+
+def _step(label: str, key: str, side: str, args: tuple[int, int, int]) -> None:
     """A button that shows an icon and is called by its label."""
     st.button(label, icon=f":material/chevron_{side}:", help=label, key=key, on_click=state.step_head, args=args)
 

@@ -5,32 +5,21 @@ from __future__ import annotations
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from app.components.head_line import step_button
+from app.components.head_line import head_steps, switch
 from app.state import Selection, Widget
 from dexviz.figures.numbers import three
 from dexviz.noise_records import NoiseOnPrompt
-from dexviz.records import VIEWS, head_name
+from dexviz.records import VIEWS
 
 
 def noise_line(found: NoiseOnPrompt | None, choice: Selection, size: tuple[int, int], *, variants: bool) -> DeltaGenerator:
     """Name, SNR, previous and next head, a switch between the views where there are two; returns the place for a menu."""
     with st.container(horizontal=True, vertical_alignment="center", gap="small", key="head-line"):
-        step_button("Previous head", "previous", "left", (-1, *size))
-        with st.container(key="head-name", width="content"):
-            st.markdown(f"**{head_name(choice.layer, choice.head)}**")
-        step_button("Next head", "next", "right", (1, *size))
+        head_steps(choice, size)
         if found is not None:
             st.markdown(snr_text(found, choice), width="content")
         if variants:
-            st.segmented_control(
-                "View",
-                VIEWS,
-                key=Widget.NOISE_VIEW,
-                persist_state="session",
-                required=True,
-                format_func=str.capitalize,
-                label_visibility="collapsed",
-            )
+            switch("View", VIEWS, Widget.NOISE_VIEW)
         return st.container(width="content")
 
 
