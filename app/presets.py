@@ -48,7 +48,7 @@ _MARKED: dict[str, tuple[tuple[str, ...], str]] = {
         "Question: What is the locker number of Tove Quill?\nAnswer: The locker number of Tove Quill is",
     ),
     IN_CONTEXT: (("sparrow: bird", "heron: bird"), "robin:"),
-    RETRIEVAL: (("amber fox 42",), "? amber fox"),
+    RETRIEVAL: (("amber fox 42 quiet",), "? amber fox"),  # with the token that is the first to know of the whole fact
     CODE: (("width * height",), "def volume(width, height, depth):\n    return area("),
 }
 """Prompt → needles and question, each by the first place where it stands."""

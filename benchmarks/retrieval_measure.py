@@ -24,6 +24,9 @@ from dexviz.retrieval import FACT, Retrieval, draw, text_of
 FACTS = (4, 8, 16, 32, 48, 64)
 """Facts a prompt; all but one are distractors."""
 SIMILARITIES = (0.0, 0.5, 1.0)
+ANSWER = 2
+"""Tokens that count as the answer's place: the value, and the token after it, which is the first that can know of both the key
+and the value. All models here learn to look there."""
 CROWDED = 32
 """Facts of the prompts on which similarity is varied."""
 ANSWERED, CAPTURED = 400, 40
@@ -56,7 +59,7 @@ def right(loaded: LoadedModel, facts: int, similarity: float) -> list[bool]:
 
 def attention_on_answers(view: View, sample: Retrieval, score: str) -> dict[str, Any]:
     """Of the last row: share of |S| on the answer, SNR and negative share, [T, L, H]; similarity of heads, [T, L]."""
-    rows = [_row(_captured(view, sample, i, score), sample.facts) for i in range(len(sample.ids_BN))]
+    rows = [_row(_captured(view, sample, i, score)) for i in range(len(sample.ids_BN))]
     return {name: np.round([row[name] for row in rows], 6).tolist() for name in rows[0]}
 
 
@@ -64,18 +67,19 @@ def _captured(view: View, sample: Retrieval, index: int, score: str) -> Capture:
     tokens = make_pair(view.loaded).tokenize(text_of(sample.prompts()[index]))
     assert tokens.ids.tolist() == sample.prompts()[index].tolist(), "the tokenizer reads what the generator writes"
     at = int(sample.needles_BQ[index, 0])
-    spans = {"answer": (at, at + 1), "question": (1 + FACT * sample.facts, len(tokens))}
+    spans = {"answer": (at, at + ANSWER), "question": (max(1 + FACT * sample.facts, at + ANSWER), len(tokens))}
     return capture(view, tokens, CaptureRequest(spans=spans, score=score, similarity=("cosine", "cka")))
 
 
-def _row(cap: Capture, facts: int) -> dict[str, np.ndarray]:
+def _row(cap: Capture) -> dict[str, np.ndarray]:
     answer, question, sink, negative = (
         cap.stats[name][:, :, -1].astype(np.float64) for name in ("span:answer", "span:question", "sink", "negative")
     )
-    noise = np.clip(1 - answer - question - sink, 1e-9, None) / (FACT * facts - 1)
+    start, stop = cap.request.spans["question"]
+    noise = np.clip(1 - answer - question - sink, 1e-9, None) / (len(cap.tokens) - 1 - ANSWER - (stop - start))
     return {
         "answer": answer,
-        "snr": answer / noise,
+        "snr": answer / ANSWER / noise,
         "negative": negative,
         "cosine": _between(cap.similarity["cosine"]),
         "cka": _between(cap.similarity["cka"]),

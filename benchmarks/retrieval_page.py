@@ -165,7 +165,7 @@ def _accuracy(found: Mapping[int, tuple[Run, Run]]) -> list[str]:
 
 
 def _attention(found: Mapping[int, tuple[Run, Run]]) -> list[str]:
-    lines = ["## Share of |S| on the answer, last row", "", *_header("facts")]
+    lines = ["## Share of |S| on the answer and the token after it, last row", "", *_header("facts")]
     for facts in FACTS:
         lines.append(_line(f"{facts}, mean over heads", compare(found, over_heads("answer", facts))))
         lines.append(_line(f"{facts}, best head", compare(found, best_head("answer", facts))))

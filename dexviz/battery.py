@@ -139,7 +139,10 @@ def prompts_of(pair: ModelPair, request: BatteryRequest) -> list[_Made]:
 
 
 def _retrieval_prompts(request: BatteryRequest, limit: int) -> list[_Made]:
-    """Facts with one at the wanted depth, and a question about it."""
+    """Facts with one at the wanted depth, and a question about it.
+
+    The needle is the fact and the token after it, the first that can know of the whole fact; the shipped models look there.
+    """
     overhead = retrieval.QUESTION
     most = min(retrieval.MOST_FACTS, (limit - overhead) // retrieval.FACT)
     wanted = (
@@ -169,7 +172,7 @@ def _retrieval_prompt(facts: int, depth: float, seed: tuple[int, ...]) -> _Made:
     values = sample.candidates_BF[0]
     candidates = tuple(values[[i]] for i in [asked, *(i for i in range(facts) if i != asked)])
     start = 1 + width * place
-    return _Made(ids, candidates, (start, start + width), (1 + width * facts, len(ids)), len(ids), depth, seed, "fact")
+    return _Made(ids, candidates, (start, start + width + 1), (1 + width * facts, len(ids)), len(ids), depth, seed, "fact")
 
 
 @dataclass(frozen=True, eq=False)

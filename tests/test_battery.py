@@ -145,7 +145,7 @@ def test_the_retrieval_language_is_asked_in_its_own_words():
         asked = prompt.ids[prompt.question[0] + 1 :]
         place = [i for i, fact in enumerate(facts) if (fact[:2] == asked).all()]
         assert place == [round(prompt.depth * (len(facts) - 1))]
-        assert prompt.needle == (1 + 3 * place[0], 4 + 3 * place[0])
+        assert prompt.needle == (1 + 3 * place[0], 5 + 3 * place[0]), "the fact and the token that follows it"
         assert prompt.candidates[0].tolist() == [facts[place[0], 2]]
         assert sorted(int(c[0]) for c in prompt.candidates) == sorted(facts[:, 2].tolist())
         assert prompt.ids[prompt.question[0]] == retrieval.WORDS.index(retrieval.ASK)
