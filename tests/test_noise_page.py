@@ -1,13 +1,11 @@
-"""The Noise page on the shipped retrieval pair, without and with a browser; marks, presets and links without either."""
+"""The Noise page on the shipped retrieval pair, without a browser; marks, presets and links without either."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from playwright.sync_api import Page, expect
 from streamlit.testing.v1 import AppTest
 
 import dexviz
@@ -24,7 +22,6 @@ from dexviz.figures.numbers import three
 from dexviz.models import ModelPair
 from dexviz.noise_records import BatteryRow
 from dexviz.requests import Prompt
-from tests.browser import await_idle, chromium, expect_tooltip, open_page, streamlit_server
 from tests.readers import byte_tokenizer
 from tests.test_app import MAIN, press, settled, texts
 
@@ -209,60 +206,3 @@ def test_downloads_hold_every_head_of_both_views(pair: ModelPair) -> None:
     table, places = head_table(found, "variant")
     assert list(table)[:4] == ["head", "signal", "noise", "SNR"]
     assert len(places) == len(table["head"]) == 8
-
-
-@pytest.fixture(scope="module")
-def page() -> Iterator[Page]:
-    query = "&".join(f"{key}={value.replace(' ', '+').replace('?', '%3F')}" for key, value in LINK.items())
-    with streamlit_server("app/main.py") as url, chromium() as browser, open_page(browser, f"{url}/noise?{query}") as opened:
-        expect(opened.locator(".attention-map")).to_be_visible(timeout=120_000)
-        expect(opened.get_by_text("Mean over heads")).to_be_visible(timeout=120_000)
-        await_idle(opened)
-        yield opened
-
-
-@pytest.mark.browser
-def test_the_three_maps_are_attention_less_noise_is_score(page: Page, pair: ModelPair) -> None:
-    tokens = pair.tokenize(RETRIEVAL)
-    cap = dexviz.capture(pair.variant, tokens, dexviz.CaptureRequest(maps=((1, 1),)))
-    head, lam = cap.maps[(1, 1)], pair.variant.lambdas()[1]
-    panels = page.locator(".attention-map [data-panel]")
-    assert [panels.nth(i).get_attribute("data-panel") for i in range(3)] == ["base", "difference", "variant"]
-    canvas = page.locator("[data-panel=base] canvas")
-    for query, key in ((17, 17), (27, 17), (9, 4)):
-        left, top, width, height = map(float, str(canvas.get_attribute("data-plot")).split(","))
-        n = len(tokens)
-        canvas.hover(position={"x": left + (key + 0.5) * width / n, "y": top + (query + 0.5) * height / n})
-        expect_tooltip(page, query, key)
-        shown = {
-            kind: float(page.locator(f".tooltip-row[data-kind={kind}] .tooltip-value").first.inner_text().replace("−", "-"))
-            for kind in ("base", "difference", "variant")
-        }
-        first, second = (float(term[query, key]) for term in head.terms)
-        for kind, expected in (("base", first), ("difference", lam * second), ("variant", first - lam * second)):
-            assert shown[kind] == pytest.approx(expected, rel=1e-2, abs=1e-4), (kind, query, key)
-
-
-@pytest.mark.browser
-def test_two_clicks_mark_a_span_and_keys_do_too(page: Page) -> None:
-    picker = page.locator(".token-picker")
-    marked = picker.locator(".token.needle")
-    expect(marked).to_have_count(3)
-    picker.locator(".token").nth(4).click()
-    expect(picker.get_by_role("status")).to_contain_text("First token 4")
-    picker.locator(".token").nth(6).click()
-    expect(marked).to_have_count(6)
-    await_idle(page)
-    marked.first.click()
-    expect(marked).to_have_count(3)
-    await_idle(page)
-    picker.get_by_role("button", name="Mark question").click()
-    tokens = picker.get_by_role("listbox")
-    tokens.focus()
-    for key in ("Home", "ArrowRight", "Enter", "ArrowRight", "Enter"):
-        tokens.press(key)
-    expect(picker.locator(".token.question")).to_have_count(2)
-    await_idle(page)
-    picker.get_by_role("button", name="Clear marks").click()
-    expect(page.get_by_text("No needle is marked")).to_be_visible()
-    await_idle(page)
