@@ -1,7 +1,7 @@
 """docs/retrieval.md, from the runs of `benchmarks.retrieval_pair`: what the papers claim, what this pair shows.
 
 Intervals are 95 % percentile bootstraps over prompts, paired, of the mean over seeds; beside them stands what each seed shows.
-A claim holds here if the interval of the difference leaves out zero on the claimed side and every seed lies on that side.
+A claim holds here if the difference lies on the claimed side in every seed, beyond chance in each.
 """
 
 from __future__ import annotations
@@ -29,19 +29,33 @@ class Compared:
     """A number of the Llama and of the DiffLlama over the same prompts, and the difference that each seed shows."""
 
     all_seeds: Comparison
-    by_seed: tuple[float, ...]
+    seeds: tuple[Interval, ...]
+    """DIFF − Llama of each seed."""
+
+    @property
+    def by_seed(self) -> tuple[float, ...]:
+        return tuple(seed.mean for seed in self.seeds)
 
     def verdict(self, claimed: int) -> str:
-        """Whether DIFF − Llama has the claimed sign, +1 or −1, beyond chance and in every seed."""
-        change = self.all_seeds.change
-        assert change is not None
-        assert change.low is not None
-        assert change.high is not None
-        agree = {int(np.sign(seed)) for seed in self.by_seed}
-        beyond = change.low > 0 or change.high < 0
-        if not beyond or len(agree) > 1:
-            return "not decided" if beyond or len(agree) > 1 else "no difference seen"
-        return "holds" if agree == {claimed} else "the opposite is seen"
+        """Whether DIFF − Llama has the claimed sign, +1 or −1, in every seed, and beyond chance in each."""
+        assert self.all_seeds.change is not None
+        signs, overall = [_beyond_chance(seed) for seed in self.seeds], _beyond_chance(self.all_seeds.change)
+        if all(sign == claimed for sign in signs):
+            return "holds"
+        if all(sign == -claimed for sign in signs):
+            return "the opposite is seen"
+        if not overall and not any(signs):
+            return "no difference seen"
+        if overall == claimed and -claimed not in signs:
+            return f"in the mean; {signs.count(claimed)} of {len(signs)} seeds beyond chance"
+        return "not decided"
+
+
+def _beyond_chance(change: Interval) -> int:
+    """Sign of a difference whose interval leaves out zero; 0 for any other."""
+    assert change.low is not None
+    assert change.high is not None
+    return int(np.sign(change.mean)) if change.low > 0 or change.high < 0 else 0
 
 
 def write_page(runs: Path, page: Path) -> None:
@@ -64,8 +78,8 @@ def compare(found: Mapping[int, tuple[Run, Run]], values: Values, variant: Value
     """Both models on the same prompts; `variant` where DIFF's number is found elsewhere."""
     base_ST = np.array([values(pair[0]) for pair in found.values()])
     variant_ST = np.array([(variant or values)(pair[1]) for pair in found.values()])
-    means = tuple(float(x) for x in (variant_ST - base_ST).mean(axis=1))
-    return Compared(Bootstrap().compare(base_ST.mean(axis=0), variant_ST.mean(axis=0), unit="prompt"), means)
+    seeds = tuple(Bootstrap().ratio(change_T, unit="prompt") for change_T in variant_ST - base_ST)
+    return Compared(Bootstrap().compare(base_ST.mean(axis=0), variant_ST.mean(axis=0), unit="prompt"), seeds)
 
 
 def right(facts: int) -> Values:
@@ -145,7 +159,7 @@ def _claims(found: Mapping[int, tuple[Run, Run]]) -> list[str]:
         ("more attention on the answer, mean over heads", compare(found, over_heads("answer", CROWDED)), 1),
         ("more attention on the answer, best head", compare(found, best_head("answer", CROWDED)), 1),
         ("higher SNR, best head", compare(found, best_head("snr", CROWDED)), 1),
-        ("scores below zero (negative share of |S|; none in a Llama by construction)", negative, 1),
+        ("scores below zero (negative share of the mass; none in a Llama by construction)", negative, 1),
         ("heads of a layer less alike: cosine of maps", compare(found, over_heads("cosine", CROWDED)), -1),
         ("heads of a layer less alike: CKA of outputs", compare(found, over_heads("cka", CROWDED)), -1),
         ("smaller largest attention logit", compare(found, outlier("logit")), -1),

@@ -202,6 +202,7 @@ def test_the_page_states_what_was_measured(trained, tmp_path, monkeypatch):
         ([0.4, 0.5], "holds"),
         ([-0.4, -0.5], "the opposite is seen"),
         ([0.5, -0.1], "not decided"),
+        ([0.5, 0.0], "in the mean; 1 of 2 seeds beyond chance"),
         ([0.0, 0.0], "no difference seen"),
     ],
 )
