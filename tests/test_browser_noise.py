@@ -29,6 +29,7 @@ def page() -> Iterator[Page]:
     ):
         expect(opened.locator(".attention-map")).to_be_visible(timeout=120_000)
         expect(opened.get_by_text("Mean over heads:")).to_be_visible(timeout=120_000)
+        expect(opened.get_by_text("effective rank of N")).to_be_visible(timeout=120_000)
         await_idle(opened)
         yield opened
 
@@ -73,6 +74,7 @@ def test_a_drag_marks_a_span_that_has_its_colour_in_the_maps_too(page: Page) -> 
     expect(strip.locator(".chip.needle")).to_have_count(3)
     expect(strip.locator(".chip.question")).to_have_count(3)
     picker.nth(13).scroll_into_view_if_needed()
+    await_still(picker.nth(13))
     picker.nth(15).drag_to(picker.nth(13))
     expect(page.locator(".token-picker .token.needle")).to_have_count(6)
     expect(strip.locator(".chip.needle")).to_have_count(6)

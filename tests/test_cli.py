@@ -167,7 +167,10 @@ def assert_documented(command: str, config: type, but: tuple[str, ...]) -> None:
         (("no-such-command",), "invalid choice"),
         (("fetch", "nope"), "Expected a known model (smollm2-135m, "),
         (("capture",), "one of the arguments --prompt --prompt-file is required"),
-        (("capture", "--prompt", "a", "--model", "nope"), "Expected a known model (smollm2-135m, retrieval-llama, retrieval-diff), a folder, or a hub id"),
+        (
+            ("capture", "--prompt", "a", "--model", "nope"),
+            "Expected a known model (smollm2-135m, retrieval-llama, retrieval-diff), a folder, or a hub id",
+        ),
         (("capture", "--prompt", "a", "--model", "./no/such/folder"), "a folder, or a hub id"),
         (("capture", "--prompt", "a", "--adapter", "./nope"), "a folder, or a hub id like owner/name"),
         (("capture", "--prompt", "a", "--maps", "12,3"), "Expected a head written like L12H3, got '12,3'"),
