@@ -83,6 +83,7 @@ _READ: dict[str, Callable[[str], Any]] = {
     "layer": _index,
     "head": _index,
     "lock": _lock,
+    "answer": _text(300),
     "needle": _spans,
     "question": _span,
 }

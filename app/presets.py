@@ -54,6 +54,14 @@ _MARKED: dict[str, tuple[tuple[str, ...], str]] = {
 """Prompt → needles and question, each by the first place where it stands."""
 
 
+_ANSWERS = {NEEDLE: "7412", DISTRACTORS: "7305", IN_CONTEXT: "bird", RETRIEVAL: "42", CODE: "width"}
+
+
+def answer_of(text: str) -> str:
+    """The right answer to a preset; nothing for other prompts."""
+    return _ANSWERS.get(text, "")
+
+
 def marks_of(text: str) -> Marks | None:
     """What is marked in a preset; None for other prompts."""
     if text not in _MARKED:

@@ -14,7 +14,7 @@ from urllib.parse import urlencode
 import streamlit as st
 
 from app import links
-from app.presets import marks_of, presets_for
+from app.presets import answer_of, marks_of, presets_for
 from dexviz.noise_records import BatteryRequest, Span
 from dexviz.records import STATISTICS, Score, Space, ViewName
 from dexviz.requests import ModelInfo, PairSpec, Prompt
@@ -34,7 +34,7 @@ class Widget:
 
     BASE, ADAPTER, DRAFT, CHAT = "base", "adapter", "draft", "chat"
     SCORE, SPACE, STATISTIC, SIDE = "score", "space", "statistic", "side"
-    NOISE_VIEW, VARIANT = "view", "variant"
+    NOISE_VIEW, VARIANT, ANSWER = "view", "variant", "answer"
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,8 @@ class Selection:
     """The draft that Run did not take."""
     marked: Marked | None
     """The session's own marks, on whatever prompt they were made."""
+    answer: str
+    """What the prompt should be answered with, as typed."""
     noise_view: ViewName
     battery: tuple[PairSpec, BatteryRequest] | None
     """The battery that was asked for last."""
@@ -117,6 +119,7 @@ DEFAULTS: dict[str, Any] = {
     "goto": None,
     "refused": None,
     Widget.VARIANT: NO_ADAPTER,
+    Widget.ANSWER: "",
     "marked": None,
     Widget.NOISE_VIEW: "variant",
     "battery": None,
@@ -153,6 +156,8 @@ def begin(models: list[ModelInfo], example: Callable[[str], Ran | None]) -> None
     chosen = {st.session_state[key] for key in (Widget.BASE, Widget.ADAPTER, Widget.VARIANT)}
     if wanted.get(Widget.DRAFT) and chosen <= known:
         st.session_state.ran = Ran(current().pair, current().draft)
+    if Widget.ANSWER not in wanted:
+        st.session_state[Widget.ANSWER] = answer_of(st.session_state[Widget.DRAFT])
     if needle or question:
         st.session_state.marked = Marked(current().draft, needle, question)
 
@@ -184,6 +189,7 @@ def current() -> Selection:
         focus=s.focus,
         refused=s.refused,
         marked=s.marked,
+        answer=s[Widget.ANSWER] or "",
         noise_view=s[Widget.NOISE_VIEW] or "variant",
         battery=s.battery,
         claims=s.claims,
@@ -217,7 +223,8 @@ def choose_variant() -> None:
 
 def use_preset(name: str) -> None:
     """Put a preset into the prompt box."""
-    st.session_state[Widget.DRAFT] = presets_for(st.session_state[Widget.BASE])[name]
+    text = presets_for(st.session_state[Widget.BASE])[name]
+    st.session_state.update({Widget.DRAFT: text, Widget.ANSWER: answer_of(text)})
 
 
 def run_prompt() -> None:
@@ -348,6 +355,7 @@ def _query() -> dict[str, str]:
         if s.ran.pair.variant is not None:
             values[Widget.VARIANT] = s.ran.pair.variant
         values |= {Widget.DRAFT: s.ran.prompt.text, Widget.CHAT: s.ran.prompt.chat}
+        values[Widget.ANSWER] = s[Widget.ANSWER]
         if s.marked is not None and s.marked.prompt == s.ran.prompt:
             values |= {"needle": s.marked.needle, "question": s.marked.question}
     return links.write(values)

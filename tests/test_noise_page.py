@@ -12,9 +12,9 @@ import dexviz
 from app import downloads, links
 from app.components.attention_map import tokens_name
 from app.components.noise_heads import head_table
-from app.components.noise_marks import characters_of, picked_of
+from app.components.noise_marks import answer_after, characters_of, picked_of
 from app.components.token_picker import Picked, decode
-from app.presets import PRESETS, RETRIEVAL, RETRIEVAL_PRESETS, marks_of, presets_for
+from app.presets import PRESETS, RETRIEVAL, RETRIEVAL_PRESETS, answer_of, marks_of, presets_for
 from app.state import Marked
 from dexviz.bootstrap import Comparison, Interval
 from dexviz.figures.noise_curves import interval_curve
@@ -57,7 +57,8 @@ def test_the_page_tells_what_the_library_measures(opened: AppTest, pair: ModelPa
     assert f"λ of L1 is {three(pair.variant.lambdas()[1])}." in shown
     assert [latex.value for latex in opened.latex if "A_{2,ij}" in latex.value]
     table = opened.dataframe[0].value
-    assert table["head"].tolist()[0] == f"L{0}·H{int(found.variant.signal[0].argmax())}"
+    highest = np.unravel_index(found.variant.signal.argmax(), found.variant.signal.shape)
+    assert table["head"].tolist()[0] == "L{}·H{}".format(*highest)
     np.testing.assert_allclose(np.sort(table["SNR"]), np.sort(found.variant.snr.ravel()), rtol=1e-6)
     opened.segmented_control(key="view").set_value("base").run()
     settled(opened)
@@ -92,6 +93,28 @@ def test_other_numbers_of_heads_are_shown_one_view_at_a_time(opened: AppTest) ->
     opened.segmented_control(key="view").set_value("variant").run()
     settled(opened)
     assert "**L0·H3**" in texts(opened), "the variant has four"
+
+
+def test_the_answers_log_probability_is_that_of_the_library(opened: AppTest, pair: ModelPair) -> None:
+    marks = marks_of(RETRIEVAL)
+    for answer in ("42", "17"):
+        opened.text_input(key="answer").set_value(answer).run()
+        settled(opened)
+        found = dexviz.noise(pair, RETRIEVAL, marks.needle, question=marks.question, answer=f" {answer}")
+        for view, colour in (("base", "blue"), ("variant", "orange")):
+            assert f":{colour}[**{three(found.answer_log_probability[view])}**]" in texts(opened)
+    opened.text_input(key="answer").set_value(" ").run()
+    settled(opened)
+    assert "log p of" not in texts(opened)
+
+
+def test_an_answer_is_set_apart_from_its_prompt_once() -> None:
+    assert answer_after(Prompt("Where? On"), "mat") == " mat"
+    assert answer_after(Prompt("Where? On "), "mat") == "mat"
+    assert answer_after(Prompt("Where? On"), " mat") == " mat"
+    assert answer_after(Prompt("Where?", chat=True), "mat") == "mat"
+    assert answer_after(Prompt("Where?"), " ") is None
+    assert {answer_of(text) for text in (*PRESETS.values(), "else")} == {"7412", "7305", "bird", "width", ""}
 
 
 def test_without_marks_the_page_says_how_to_mark(opened: AppTest) -> None:

@@ -9,6 +9,7 @@ import streamlit as st
 
 from app import state
 from app.components.panel import Download, panel_head
+from app.components.text import plain
 from app.downloads import noise_csv, noise_json
 from app.state import Selection
 from dexviz.figures.numbers import three
@@ -33,6 +34,12 @@ def means_line(found: NoiseOnPrompt) -> None:
         if variant is not None:
             text += f" :orange[**{three(variant[name])}**] ({three(variant[name] - base[name], signed=True)})"
         parts.append(text)
+    if found.answer is not None and found.answer_log_probability is not None:
+        nats = found.answer_log_probability
+        text = f"log p of {plain(repr(found.answer))} :blue[**{three(nats['base'])}**]"
+        if "variant" in nats:
+            text += f" :orange[**{three(nats['variant'])}**] ({three(nats['variant'] - nats['base'], signed=True)})"
+        parts.append(f"{text} nats")
     st.markdown("Mean over heads: " + " · ".join(parts), help=f"{EXPLAIN} Blue: base; orange: variant; in brackets the change.")
 
 

@@ -7,7 +7,7 @@ import streamlit as st
 from app import state
 from app.components.panel import panel_head
 from app.components.token_picker import Picked, Span, token_picker
-from app.state import Marked, Selection
+from app.state import Marked, Selection, Widget
 from dexviz.errors import CaptureError
 from dexviz.records import Tokens
 from dexviz.requests import Prompt
@@ -33,6 +33,20 @@ def marks_panel(tokens: Tokens, prompt: Prompt, choice: Selection, rows: tuple[i
         rows=rows,
         on_change=lambda picked: state.mark(prompt, *characters_of(tokens, prompt, picked)),
     )
+    st.text_input(
+        "Answer",
+        key=Widget.ANSWER,
+        persist_state="session",
+        placeholder="what the prompt should be answered with; its log-probability is measured",
+    )
+
+
+def answer_after(prompt: Prompt, answer: str) -> str | None:
+    """The answer as it follows the prompt: with a space between where neither has one; None without an answer."""
+    if not answer.strip():
+        return None
+    apart = prompt.chat or prompt.text[-1:].isspace() or answer[:1].isspace()
+    return answer if apart else f" {answer}"
 
 
 def picked_of(tokens: Tokens, marked: Marked) -> Picked:

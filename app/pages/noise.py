@@ -10,7 +10,7 @@ from app.components.empty import example_line, no_prompt_yet
 from app.components.noise_battery import battery_numbers, battery_panel, claims_panel
 from app.components.noise_heads import heads_panel, means_line
 from app.components.noise_line import noise_line
-from app.components.noise_marks import marks_panel, picked_of
+from app.components.noise_marks import answer_after, marks_panel, picked_of
 from app.components.noise_triptych import formula_line, term_line, triptych
 from app.components.waiting import show_failure, stand_in
 from app.routing import show
@@ -22,8 +22,6 @@ from dexviz.records import HeadMap, Tokens
 from dexviz.requests import DescribeNoise, MeasureNoise, TokenizePrompt
 
 SKELETON = 480
-TERM = 110
-"""Height of the table of the noise term."""
 
 
 def page() -> None:
@@ -64,7 +62,7 @@ def show_noise(here: Live, tokens: Tokens) -> None:
     choice = state.current()
     marked = choice.marks(here.prompt)
     rows = _rows(tokens, marked, choice)
-    found, failure = _measured(here, marked, rows)
+    found, failure = _measured(here, marked, rows, answer_after(here.prompt, choice.answer))
     compared = here.pair.adapter is not None or here.pair.variant is not None
     view = choice.noise_view if compared else "base"
     info = cache.known_pair(here.pair)
@@ -102,7 +100,9 @@ def _rows(tokens: Tokens, marked: Marked, choice: Selection) -> tuple[int, ...] 
     return (query,) if query is not None and stops and query >= max(stops) - 1 else None
 
 
-def _measured(here: Live, marked: Marked, rows: tuple[int, ...] | None) -> tuple[NoiseOnPrompt | None, object]:
+def _measured(
+    here: Live, marked: Marked, rows: tuple[int, ...] | None, answer: str | None
+) -> tuple[NoiseOnPrompt | None, object]:
     """Noise on the marked prompt if it is there, and otherwise what stands in for it."""
     if not marked.needle:
         return None, None
@@ -113,6 +113,7 @@ def _measured(here: Live, marked: Marked, rows: tuple[int, ...] | None) -> tuple
         rows=rows,
         score=here.request.score,
         space=here.request.space,
+        answer=answer,
     )
     outcome = cache.ask(request, patience=1.0)
     return (outcome.values[0], None) if isinstance(outcome, Ready) else (None, outcome)
@@ -128,7 +129,9 @@ def _about_term(here: Live, head: HeadMap, choice: Selection, view: str, lam: fl
         if isinstance(outcome, Ready):
             term_line(outcome.values[0])
         else:
-            stand_in(outcome, TERM)
+            st.caption(
+                "Rank and size of the noise term are being computed." if not isinstance(outcome, Failed) else outcome.text
+            )
 
 
 def _heads(found: NoiseOnPrompt | None, waiting: object, choice: Selection, view: str) -> None:
