@@ -71,15 +71,15 @@ def test_a_click_in_the_table_opens_that_head(page: Page) -> None:
 
 def test_a_drag_marks_a_span_that_has_its_colour_in_the_maps_too(page: Page) -> None:
     strip, picker = page.locator(".attention-map .strip"), page.locator(".token-picker .token")
-    expect(strip.locator(".chip.needle")).to_have_count(3)
+    expect(strip.locator(".chip.needle")).to_have_count(4)
     expect(strip.locator(".chip.question")).to_have_count(3)
     picker.nth(13).scroll_into_view_if_needed()
     await_still(picker.nth(13))
     picker.nth(15).drag_to(picker.nth(13))
-    expect(page.locator(".token-picker .token.needle")).to_have_count(6)
-    expect(strip.locator(".chip.needle")).to_have_count(6)
+    expect(page.locator(".token-picker .token.needle")).to_have_count(7)
+    expect(strip.locator(".chip.needle")).to_have_count(7)
     marked = strip.locator(".chip.needle").evaluate_all("chips => chips.map(chip => Number(chip.dataset.token))")
-    assert marked[3:] == [13, 14, 15]
+    assert marked[4:] == [13, 14, 15]
     await_idle(page)
     canvas = page.locator("[data-panel=base] canvas")
     left, top, width, height = map(float, str(canvas.get_attribute("data-plot")).split(","))
@@ -90,18 +90,18 @@ def test_a_drag_marks_a_span_that_has_its_colour_in_the_maps_too(page: Page) -> 
         places = [[left - 2, top + (token + 0.5) * height / count], [left + (token + 0.5) * width / count, top + height + 2]]
         assert [canvas.evaluate(pixel, place)[:3] == needle for place in places] == [expected, expected]
     picker.nth(14).click()
-    expect(strip.locator(".chip.needle")).to_have_count(3)
+    expect(strip.locator(".chip.needle")).to_have_count(4)
     await_idle(page)
 
 
 def test_two_clicks_mark_a_span_and_keys_do_too(page: Page) -> None:
     picker = page.locator(".token-picker")
     marked = picker.locator(".token.needle")
-    expect(marked).to_have_count(3)
-    picker.locator(".token").nth(4).click()
-    expect(picker.get_by_role("status")).to_contain_text("First token 4")
-    picker.locator(".token").nth(6).click()
-    expect(marked).to_have_count(6)
+    expect(marked).to_have_count(4)
+    picker.locator(".token").nth(5).click()
+    expect(picker.get_by_role("status")).to_contain_text("First token 5")
+    picker.locator(".token").nth(7).click()
+    expect(marked).to_have_count(7)
     await_idle(page)
     marked.first.click()
     expect(marked).to_have_count(3)

@@ -22,6 +22,8 @@ from dexviz.records import HeadMap, Tokens
 from dexviz.requests import DescribeNoise, MeasureNoise, TokenizePrompt
 
 SKELETON = 480
+TERM = 110
+"""Height of the table of the noise term."""
 
 
 def page() -> None:
@@ -129,9 +131,7 @@ def _about_term(here: Live, head: HeadMap, choice: Selection, view: str, lam: fl
         if isinstance(outcome, Ready):
             term_line(outcome.values[0])
         else:
-            st.caption(
-                "Rank and size of the noise term are being computed." if not isinstance(outcome, Failed) else outcome.text
-            )
+            stand_in(outcome, TERM)
 
 
 def _heads(found: NoiseOnPrompt | None, waiting: object, choice: Selection, view: str) -> None:
