@@ -21,9 +21,7 @@ from dexviz.probes.noise_terms import MOST_TOKENS
 from dexviz.records import HeadMap, Tokens
 from dexviz.requests import DescribeNoise, MeasureNoise, TokenizePrompt
 
-SKELETON = 480
-TERM = 110
-"""Height of the table of the noise term."""
+SKELETON, TERM = 480, 110
 
 
 def page() -> None:
