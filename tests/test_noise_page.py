@@ -229,3 +229,13 @@ def test_downloads_hold_every_head_of_both_views(pair: ModelPair) -> None:
     table, places = head_table(found, "variant")
     assert list(table)[:4] == ["head", "signal", "noise", "SNR"]
     assert len(places) == len(table["head"]) == 8
+
+
+def test_an_example_without_signed_maps_says_what_to_do() -> None:
+    at = AppTest.from_file(MAIN, default_timeout=60)
+    at.query_params.update({"example": "cancel"})
+    at.run()
+    at.switch_page("pages/noise.py").run()
+    assert not at.exception
+    assert not at.error
+    assert "holds no such map" in at.info[0].value

@@ -12,6 +12,7 @@ from app.components.noise_heads import heads_panel, means_line
 from app.components.noise_line import noise_line
 from app.components.noise_marks import answer_after, marks_panel, picked_of
 from app.components.noise_triptych import formula_line, term_line, triptych
+from app.components.text import plain
 from app.components.waiting import show_failure, stand_in
 from app.routing import show
 from app.source import Live, Stored
@@ -50,6 +51,10 @@ def show_stored(here: Stored) -> None:
     choice = state.current()
     example_line(here.example)
     menu = noise_line(None, choice, (base.layers, base.heads), variants=True)
+    held = here.map(choice.noise_view, choice.layer, choice.head)
+    if isinstance(held, Failed):
+        st.info(plain(held.text), icon=":material/info:")
+        return
     head = triptych(here, variant.tokens, choice, choice.noise_view, menu)
     if head is not None:
         formula_line(head, float(variant.lam[choice.layer]))
