@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import csv
 import io
 import json
@@ -380,16 +379,6 @@ def test_only_long_warm_captures_tell_the_speed(monkeypatch: pytest.MonkeyPatch)
     assert not rates
     cache._learn_speed(request, long, 5.0)
     assert cost(info, 256, rates["cpu"]).seconds == pytest.approx(5.0)
-
-
-@pytest.mark.parametrize(
-    "path", [ROOT / "app" / "main.py", *sorted((ROOT / "app" / "pages").glob("*.py"))], ids=lambda p: p.name
-)
-def test_no_page_shows_its_own_documentation(path: Path) -> None:
-    """Streamlit shows every bare value of a script that it runs, but for its first string."""
-    _, *statements = ast.parse(path.read_text(encoding="utf-8")).body
-    bare = [node.lineno for node in statements if isinstance(node, ast.Expr) and not isinstance(node.value, ast.Call)]
-    assert not bare
 
 
 def test_session_state_and_caches_have_one_owner() -> None:

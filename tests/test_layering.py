@@ -284,3 +284,13 @@ def test_no_module_shares_a_public_name() -> None:
     import dexviz
 
     assert not {part(name) for name in modules(ROOT) if name.count(".") == 1 and top(name) == "dexviz"} & set(dexviz.__all__)
+
+
+@pytest.mark.parametrize(
+    "path", [ROOT / "app" / "main.py", *sorted((ROOT / "app" / "pages").glob("*.py"))], ids=lambda p: p.name
+)
+def test_no_page_shows_its_own_documentation(path: Path) -> None:
+    """Streamlit shows every bare value of a script that it runs, but for its first string."""
+    _, *statements = ast.parse(path.read_text(encoding="utf-8")).body
+    bare = [node.lineno for node in statements if isinstance(node, ast.Expr) and not isinstance(node.value, ast.Call)]
+    assert not bare
