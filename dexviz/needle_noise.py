@@ -183,15 +183,19 @@ def _with_rows_of(read: MarkedTokens, other: MarkedTokens) -> MarkedTokens:
 
 
 def masks(n: int, needle: Sequence[Span], question: Span | None, rows: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Which of a prompt's tokens are needle, and which are noise: bool [N] each. The first token is the sink.
+    """Which of a prompt's tokens are needle, and which are noise: bool [N] each. The first token, the sink, is neither.
 
     Raises:
-        PromptError: a row that does not see all of the needle, or has no other token to compare it with.
+        PromptError: a needle that is the first token alone; a row that does not see all of the needle, or has no other token to
+            compare it with.
     """
     is_needle, is_noise = np.zeros(n, dtype=bool), np.ones(n, dtype=bool)
     is_noise[0] = False
     for start, stop in needle:
         is_needle[start:stop] = True
+    is_needle[0] = False
+    if not is_needle.any():
+        raise PromptError("a needle beyond the first token, the sink", "that token alone", "Mark more of the text.")
     if question is not None:
         is_noise[slice(*question)] = False
     is_noise &= ~is_needle

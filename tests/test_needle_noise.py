@@ -38,7 +38,7 @@ def plain_noise(s_SNN: np.ndarray, needle: Any, question: Any, rows: Any) -> dic
         for row in rows:
             keys = list(range(row + 1))
             size = [abs(float(s_NN[row, j])) for j in keys]
-            marked = [j for j in keys if any(a <= j < b for a, b in needle)]
+            marked = [j for j in keys[1:] if any(a <= j < b for a, b in needle)]
             rest = [j for j in keys[1:] if j not in marked and not question[0] <= j < question[1]]
             per_row["signal"].append(sum(size[j] for j in marked) / len(marked) / sum(size))
             per_row["noise"].append(sum(size[j] for j in rest) / len(rest) / sum(size))
@@ -54,8 +54,8 @@ def plain_noise(s_SNN: np.ndarray, needle: Any, question: Any, rows: Any) -> dic
     return result
 
 
-def assert_heads(mine: HeadNoise, layer: int, s_SNN: np.ndarray) -> None:
-    for name, expected in plain_noise(s_SNN, NEEDLE, QUESTION, ROWS).items():
+def assert_heads(mine: HeadNoise, layer: int, s_SNN: np.ndarray, needle: Any = NEEDLE) -> None:
+    for name, expected in plain_noise(s_SNN, needle, QUESTION, ROWS).items():
         np.testing.assert_allclose(getattr(mine, name)[layer], expected, atol=2e-6, rtol=2e-3, err_msg=name)
 
 
@@ -106,6 +106,13 @@ def test_residual_space_gives_other_gains():
         rho, _ = ref.dex_gains(v_GNE, call.operator.w_d.double().numpy(), float(call.operator.lam()), selected, w_o)
         assert_heads(residual, call.layer, ref.signed(a_HNN, rho))
     assert np.abs(value.signal - residual.signal).max() > 1e-3
+
+
+def test_the_first_token_is_the_sink_and_no_signal_even_where_the_needle_begins_there():
+    view, needle = pair_of("llama").base, ((0, 3),)
+    mine = heads_noise(view, MarkedTokens(tokens_of(prompt(TOKENS)), needle, QUESTION, ROWS))
+    for call in calls_of(view, prompt(TOKENS)):
+        assert_heads(mine, call.layer, call.probabilities()[0].detach().double().numpy(), needle)
 
 
 def test_only_the_chosen_rows_are_made(monkeypatch):
@@ -181,6 +188,7 @@ def test_a_base_alone_has_no_variant(bytes_pair):
         ("red mat", {"rows": [5]}, "rows that see all of the needle, got row 5"),
         ("red mat", {"rows": [500]}, "within the prompt's 79 tokens"),
         ("red mat", {"rows": []}, "query rows within"),
+        ((0, 1), {}, "beyond the first token, the sink, got that token alone"),
         ((1, 79), {}, "tokens beside needle, question and the first token"),
         ("red mat", {"answer": ""}, "answer of at least one token"),
     ],
