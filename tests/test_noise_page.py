@@ -125,6 +125,17 @@ def test_without_marks_the_page_says_how_to_mark(opened: AppTest) -> None:
     assert not opened.error
 
 
+def test_without_marks_a_head_that_the_view_does_not_have_is_left_too(opened: AppTest) -> None:
+    opened.session_state["marked"] = Marked(Prompt(RETRIEVAL))
+    opened.segmented_control(key="view").set_value("base").run()
+    settled(opened)
+    opened.session_state["head"] = 7
+    opened.segmented_control(key="view").set_value("variant").run()
+    settled(opened)
+    assert not opened.error
+    assert "**L1·H3**" in texts(opened)
+
+
 def test_words_outside_the_language_are_counted(opened: AppTest) -> None:
     opened.text_area[0].set_value("amber fox 42 zebra ? amber fox").run()
     settled(opened)

@@ -85,11 +85,13 @@ def _remember(event: MapEvent) -> None:
 
 
 def formula_line(head: HeadMap, lam: float | None) -> None:
-    """The formula with the head's numbers in it, and for DEX the note that S is derived."""
+    """The formula with the head's numbers in it, and for DEX the note that S is derived; λ None: one a token; NaN: unknown."""
     if head.terms:
         st.latex(DIFF_FORMULA)
-        known = lam is not None and np.isfinite(lam)
-        st.caption(f"λ of L{head.layer} is {three(lam)}." if known and lam is not None else "λ is one a token in this model.")
+        if lam is None:
+            st.caption("λ is one a token in this model.")
+        elif np.isfinite(lam):
+            st.caption(f"λ of L{head.layer} is {three(lam)}.")
     elif head.gain is None or head.residue is None:
         st.caption(f"Nothing is subtracted in {head_name(head.layer, head.head)}: S is A.")
     else:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import streamlit as st
 
 from app import cache, source, state
@@ -20,7 +22,7 @@ from app.state import Marked, Selection
 from dexviz.noise_records import Marks, NoiseOnPrompt
 from dexviz.probes.noise_terms import MOST_TOKENS
 from dexviz.records import HeadMap, Tokens
-from dexviz.requests import DescribeNoise, MeasureNoise, TokenizePrompt
+from dexviz.requests import DescribeNoise, DescribePair, MeasureNoise, TokenizePrompt
 
 SKELETON, TERM = 480, 110
 
@@ -70,20 +72,20 @@ def show_noise(here: Live, tokens: Tokens) -> None:
     found, failure = _measured(here, marked, rows, answer_after(here.prompt, choice.answer))
     compared = here.pair.adapter is not None or here.pair.variant is not None
     view = choice.noise_view if compared else "base"
-    info = cache.known_pair(here.pair)
+    described = cache.ask(DescribePair(here.pair), patience=2.0)
+    info = described.values[0] if isinstance(described, Ready) else None
     if found is not None:
         layers, heads = found.heads_of(view).snr.shape
-        state.keep_head_within(layers, heads)
     elif info is not None:
-        layers, heads = info.layers, info.heads
-        state.keep_head_within(layers, heads)
+        layers, heads = (info.variant_layers, info.variant_heads) if view == "variant" else (info.layers, info.heads)
     else:
-        layers, heads = 1, 1
+        layers, heads = choice.layer + 1, choice.head + 1
+    state.keep_head_within(layers, heads)
     choice = state.current()
     menu = noise_line(found, choice, (layers, heads), variants=compared)
     head = triptych(here, tokens, choice, view, menu, picked_of(tokens, marked))
     if head is not None:
-        lam = info.lam[choice.layer] if info is not None and view == "variant" else None
+        lam = info.lam[choice.layer] if info is not None and view == "variant" else math.nan
         _about_term(here, head, choice, view, lam)
     marks_panel(tokens, here.prompt, choice, rows or (len(tokens) - 1,))
     if found is not None:
